@@ -6,7 +6,6 @@ import errno
 import os
 import stat
 from bisect import bisect_left
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM})
 """Says something about one file; any other error that has a fix says something about the machine."""
-_PIECE = 1 << 20
+_ANY_SIZE = 2**63
 
 _SUBMODULE = "it is inside a nested repository (a submodule)"
 Stamp = tuple[int, ...]
@@ -96,18 +95,30 @@ class Folders:
         with os.scandir(self.open(folder)) as entries:
             return sorted((entry.name, _kind(entry)) for entry in entries)
 
-    @contextmanager
-    def file(self, path: str) -> Iterator[int]:
-        """Open a regular file for reading; the descriptor is valid inside."""
+    def read(self, path: str, max_bytes: int, most: int = _ANY_SIZE) -> tuple[os.stat_result, bytes | None]:
+        """Return status and content of a regular file; of more than `most` bytes, no content.
+
+        The content may be a byte too long: then the file has grown. Raises PublishError for a file that is
+        larger than `max_bytes`.
+        """
         parent, _, name = path.rpartition("/")
         fd = _open_at(self.open(parent), name, _FILE)
         try:
-            mode = os.fstat(fd).st_mode
-            if stat.S_ISDIR(mode):
+            status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, "a folder took its place meanwhile", name)
-            if not stat.S_ISREG(mode):
-                raise _refusal(path, mode)
-            yield fd
+            if not stat.S_ISREG(status.st_mode):
+                raise _refusal(path, status.st_mode)
+            if status.st_size > max_bytes:
+                raise PublishError(
+                    FailureCode.TOO_LARGE,
+                    f"{path} has {status.st_size} bytes, more than the {max_bytes} allowed",
+                    "make it smaller, or raise BRITER_WORKER_MAX_FILE_BYTES",
+                )
+            if status.st_size > most:
+                return status, None
+            with os.fdopen(fd, "rb", closefd=False) as file:
+                return status, file.read(status.st_size + 1)
         finally:
             os.close(fd)
 
@@ -278,23 +289,6 @@ def unreadable(path: str, error: OSError | MemoryError) -> PublishError:
     code = FailureCode.DISK if is_of_machine else FailureCode.UNSETTLED
     reason = os_error_text(error, with_path=False)
     return PublishError(code, f"{path} cannot be read: {reason}", os_error_fix(error))
-
-
-def check_size(path: str, size: int, max_bytes: int) -> None:
-    """Raise PublishError if a file is larger than allowed."""
-    if size > max_bytes:
-        raise PublishError(
-            FailureCode.TOO_LARGE,
-            f"{path} has {size} bytes, more than the {max_bytes} allowed",
-            "make it smaller, or raise BRITER_WORKER_MAX_FILE_BYTES",
-        )
-
-
-def read_pieces(fd: int, size: int) -> Iterator[bytes]:
-    """Yield the next `size` bytes of a file, or what there is of them."""
-    while size > 0 and (piece := os.read(fd, min(size, _PIECE))):
-        size -= len(piece)
-        yield piece
 
 
 def stamp_of(status: os.stat_result) -> Stamp:

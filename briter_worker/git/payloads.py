@@ -10,7 +10,6 @@ job brought it: in the CMS's work tree, too, a file is there once.
 
 from __future__ import annotations
 
-import os
 import stat
 import tempfile
 from contextlib import closing, contextmanager, suppress
@@ -27,7 +26,7 @@ from briter_worker.errors import (
     UnavailableError,
     UsageError,
 )
-from briter_worker.git.folders import Folders, Staged, Tree, check_size, read_pieces, read_tree
+from briter_worker.git.folders import Folders, Staged, Tree, read_tree
 from briter_worker.git.merge import Base
 from briter_worker.git.repository import FOLDER, SUBMODULE, Repository
 from briter_worker.git.run import Git
@@ -71,8 +70,8 @@ class Gathered:
 
     def content(self, blob: str) -> bytes:
         """Return the content as it is by now: compare it with its id."""
-        with _opened(self.root) as folders, folders.file(self.sources[blob]) as fd:
-            return b"".join(read_pieces(fd, _ANY_SIZE))
+        with _opened(self.root) as folders:
+            return folders.read(self.sources[blob], _ANY_SIZE)[1] or b""
 
 
 def gather(
@@ -90,7 +89,11 @@ def gather(
             history = _read_history(root, set(found.places.values()), found.files)
             found.compare(history.tree, allowlist)
             files = [path for path in found.files if path not in history.ignored]
-            read = {path: _read(folders, path, max_bytes) for path in files}
+            read = {}
+            for path in files:
+                status, content = folders.read(path, max_bytes)
+                mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
+                read[path] = mode, blob_id(content or b"")  # jobs name their contents by SHA-1
     except PublishError as error:
         raise GatherError(error.message, error.fix) from error
     # What the allowlist refuses is declared all the same: the worker refuses and logs it.
@@ -150,16 +153,6 @@ def _read_history(root: Path, places: set[str], files: Iterable[str]) -> _Histor
     finally:
         git.close()
     return history
-
-
-def _read(folders: Folders, path: str, max_bytes: int) -> tuple[str, str]:
-    """Return mode and blob of the file."""
-    with folders.file(path) as fd:
-        status = os.fstat(fd)
-        check_size(path, status.st_size, max_bytes)
-        content = b"".join(read_pieces(fd, status.st_size + 1))
-    mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
-    return mode, blob_id(content)  # jobs name their contents by SHA-1
 
 
 @contextmanager

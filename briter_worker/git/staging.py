@@ -24,8 +24,6 @@ from briter_worker.git.folders import (
     Folders,
     Staged,
     Tree,
-    check_size,
-    read_pieces,
     read_tree,
     stamp_of,
     unreadable,
@@ -306,16 +304,14 @@ class _Batch:
 
     def _read_file(self, path: str) -> _Read | PublishError | None:
         """Return what was read, the failure of this file alone, or None if it has just been deleted."""
-        was, blob, content = self._tree.get(path), "", None
+        was, blob = self._tree.get(path), ""
         try:
-            with self._folders.file(path) as fd:
-                status = os.fstat(fd)
-                check_size(path, status.st_size, self._staging.max_file_bytes)
-                if path not in self._filtered and status.st_size <= _LARGE:
-                    content = b"".join(read_pieces(fd, status.st_size + 1))
-                    blob = blob_id(content, len(self._tip))
-                    if was is not None and was.blob == blob:
-                        content = None
+            most = -1 if path in self._filtered else _LARGE
+            status, content = self._folders.read(path, self._staging.max_file_bytes, most)
+            if content is not None:
+                blob = blob_id(content, len(self._tip))
+                if was is not None and was.blob == blob:
+                    content = None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PathRefusedError as refusal:
