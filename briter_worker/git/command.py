@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import selectors
 import signal
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from typing import IO, TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL."""
+_STEP_S = 0.1
+"""How often the deadlines of running commands are looked at."""
 _PIECE = 1 << 16
 _KEPT_ERROR_BYTES = 64_000
 """So much is kept of the beginning of git's error output, and as much of its end."""
@@ -38,7 +40,9 @@ class Command:
 
     def set_deadline(self, timeout: float) -> None:
         """End the process after so many seconds from now, in place of an earlier deadline."""
-        _DEADLINES.add(self, time.monotonic() + timeout)
+        _watch_deadlines()
+        _deadlines[self] = time.monotonic() + timeout
+        _has_deadlines.set()
 
     def expire(self) -> None:
         """End the process, unless it has exited: its deadline is over."""
@@ -84,7 +88,7 @@ class Command:
     def finish(self) -> None:
         """Wait for the exit, which the deadline bounds, and close the pipes."""
         self.process.wait()
-        _DEADLINES.remove(self)
+        _deadlines.pop(self, None)
         with self._ending:  # another thread may still be ending what the process started
             for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
                 if pipe is not None:
@@ -92,44 +96,25 @@ class Command:
                         pipe.close()
 
 
-class _Deadlines:
-    """Ends the commands whose deadlines are over, in one thread: one for each would cost 0.2 ms a command."""
-
-    def __init__(self) -> None:
-        self._times: dict[Command, float] = {}
-        self._changed = threading.Condition()
-        self._next_look = math.nan
-        """NaN: there is no thread yet."""
-
-    def add(self, command: Command, at: float) -> None:
-        with self._changed:
-            self._times[command] = at
-            if math.isnan(self._next_look):
-                self._next_look = at
-                threading.Thread(target=self._run, name="deadlines", daemon=True).start()
-            elif at < self._next_look:
-                self._changed.notify()
-
-    def remove(self, command: Command) -> None:
-        with self._changed:
-            self._times.pop(command, None)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                now = time.monotonic()
-                over = [command for command, at in self._times.items() if at <= now]
-                for command in over:
-                    del self._times[command]
-                self._next_look = min(self._times.values(), default=math.inf)
-                if not over:
-                    is_idle = math.isinf(self._next_look)
-                    self._changed.wait(None if is_idle else self._next_look - now)
-            for command in over:
-                threading.Thread(target=command.expire, daemon=True).start()  # it may take seconds
+_deadlines: dict[Command, float] = {}
+_has_deadlines = threading.Event()
 
 
-_DEADLINES = _Deadlines()
+@cache
+def _watch_deadlines() -> None:
+    """Start the thread that ends the commands: one for each would cost 0.2 ms a command."""
+
+    def run() -> None:
+        while _has_deadlines.wait():
+            time.sleep(_STEP_S)
+            for command, at in [*_deadlines.items()]:
+                if at <= time.monotonic() and _deadlines.pop(command, 0.0):
+                    threading.Thread(target=command.expire, daemon=True).start()  # it may take seconds
+            _has_deadlines.clear()
+            if _deadlines:
+                _has_deadlines.set()
+
+    threading.Thread(target=run, name="deadlines", daemon=True).start()
 
 
 def end_process(process: subprocess.Popen[Any]) -> None:

@@ -73,22 +73,21 @@ class Folders:
         self._open[folder] = fd
         return fd
 
-    def mode(self, path: str) -> int | None:
-        """Return the `st_mode` of what is at the path, a link itself; None where nothing is."""
+    def status(self, path: str) -> os.stat_result | None:
+        """Return the status of what is at the path, a link itself; None where nothing is."""
         parent, _, name = path.rpartition("/")
         try:
-            return _mode_at(self.open(parent), name)
+            return os.stat(name, dir_fd=self.open(parent), follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def stamp(self, path: str) -> Stamp | None:
         """Return the state of a file; None where no regular file can be seen."""
-        parent, _, name = path.rpartition("/")
         try:
-            status = os.stat(name, dir_fd=self.open(parent), follow_symlinks=False)
+            status = self.status(path)
         except (OSError, PathRefusedError):
             return None
-        return stamp_of(status) if stat.S_ISREG(status.st_mode) else None
+        return stamp_of(status) if status and stat.S_ISREG(status.st_mode) else None
 
     def list(self, folder: str) -> list[tuple[str, int]]:
         """Return the names and kinds (`st_mode`) of what a folder holds, sorted."""
@@ -182,8 +181,9 @@ class Staged:
         """Add the files that a declared path stands for. Raises PublishError for an unreadable folder."""
         try:
             path = self.places[declared] = allowlist.resolve(declared)
-            mode = folders.mode(path)
-            if mode is None:
+            status = folders.status(path)
+            mode = status.st_mode if status else 0
+            if status is None:
                 self.absent[path] = None
             elif stat.S_ISDIR(mode):
                 allowlist.resolve(f"{path}/")
