@@ -14,6 +14,7 @@ import stat
 import tempfile
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +29,7 @@ from briter_worker.errors import (
 )
 from briter_worker.git.folders import Folders, Staged, Tree, read_tree
 from briter_worker.git.merge import Base
-from briter_worker.git.repository import FOLDER, SUBMODULE, Repository
+from briter_worker.git.repository import FOLDER, SUBMODULE, Repository, blob_of
 from briter_worker.git.run import Git
 from briter_worker.git.staging import IGNORED, ignored_paths, sparse_paths
 from briter_worker.git.undo import versions_to_restore
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _GIT_TIMEOUT_S = 60.0
 _ANY_SIZE = 2**63
 _RULES = (".gitattributes", ".gitignore")
+_saved_at = attrgetter("saved_at")
 _UNKNOWN = 0.0
 """Time of saving of a folder in which nothing was left."""
 
@@ -404,11 +406,9 @@ class SubmittedCopies:
         except PublishError:  # the clone is damaged or gone: then every version is kept
             entries = {}
         contents: dict[str, bytes] = {}
-        for path, blob in blobs.items():
-            entry = entries.get(path)
-            if blob is not None and (entry is None or entry.blob != blob):  # merged on its way
-                with suppress(LookupError):
-                    contents[blob] = self._payloads.content(blob)
+        for blob in {blob for path, blob in blobs.items() if blob and blob != blob_of(entries.get(path))}:
+            with suppress(LookupError):  # merged on its way
+                contents[blob] = self._payloads.content(blob)
         self._store.remember({path: BaseVersion(blob) for path, blob in blobs.items()}, contents, tip)
 
     def catch_up(self) -> None:
@@ -440,10 +440,6 @@ class _Snapshot(NamedTuple):
     paths: frozenset[str]
     names_deletions: bool
     """The CMS's own git knows what was there, so that the job names each deleted file."""
-
-
-def _saved_at(each: SubmittedFile | _Snapshot) -> float:
-    return each.saved_at
 
 
 def _snapshot(folder: str, payload: Payload) -> _Snapshot:
