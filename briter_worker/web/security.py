@@ -64,8 +64,8 @@ MAX_HOOK_BYTES = 25 << 20
 _MAX_ADDRESSES = 10_000
 _MIN_LENGTH = 16
 _UPLOAD = re.compile(r"/api/sites/[^/]+/jobs")
-_SITE = re.compile(r"/api/sites/([^/]+)/.+|/sites/([^/]+)/events")
-"""What API tokens open."""
+_SITE = re.compile(r"/api/sites/([^/]+)/(?!doctor$).+|/sites/([^/]+)/events")
+"""What API tokens open. The checks tell of the nodes, which are the operator's."""
 _PUBLIC = ("/healthz", "/readyz", SIGN_IN)
 _FOR_PROGRAMS = ("/api/", "/events", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -363,6 +363,7 @@ def test_an_api_token_opens_its_sites_for_its_kinds_of_request_until_it_is_revok
         ),
         *(("POST", path) for path in ("/api/sites/shop/jobs", "/sites/blog/actions/pause")),
         *(("GET", path) for path in ("/api/sites/shop/jobs", "/sites/shop/events", "/api/sites/%2e/jobs")),
+        ("GET", "/api/sites/blog/doctor"),
     ]
     for name, token in made.items():
         for owner, requests in allowed.items():
