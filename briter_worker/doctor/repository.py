@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import stat
 import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from briter_worker.allowlist import PathRefusedError
 from briter_worker.doctor import State, attempt, error, ok, warning
 from briter_worker.doctor.environment import check_accounts, check_writable
-from briter_worker.errors import FailureCode, FixableError, PublishError
+from briter_worker.errors import FailureCode, FixableError, PublishError, os_error_text
+from briter_worker.git.folders import Folders
 from briter_worker.git.push import write_commit
 from briter_worker.git.run import Git
 from briter_worker.status import PULL_COMMAND
@@ -105,39 +105,28 @@ def _check_signing(settings: Settings, folder: Path) -> Iterator[Finding]:
 
 def _check_folders(settings: Settings, repository: Repository) -> Iterator[Finding]:
     usable = []
-    for folder in settings.folders:
-        if problem := _find_obstacle(settings.git_worktree, folder):
-            yield error("folders", f"nothing in {folder}/ is published: {problem}", "make it a plain folder")
-        elif (settings.git_worktree / folder).is_dir():
-            usable.append(f"{folder}/")
-            if _is_ignored(repository, f"{folder}/post.md"):
-                message = f"git ignores {folder}/: files there that git does not track are not published"
-                yield warning("folders", message, "take the folder out of .gitignore")
-        elif folder in settings.allowed_paths:  # an adapter's folder may well be missing
-            fix = "create it, or correct BRITER_ALLOWED_PATHS"
-            yield warning("folders", f"{folder}/ does not exist", fix)
+    with closing(Folders(settings.git_worktree)) as folders:
+        for folder in settings.folders:
+            try:
+                folders.open(folder)
+            except FileNotFoundError:
+                if folder in settings.allowed_paths:  # an adapter's folder may well be missing
+                    fix = "create it, or correct BRITER_ALLOWED_PATHS"
+                    yield warning("folders", f"{folder}/ does not exist", fix)
+            except (PathRefusedError, OSError) as problem:
+                reason = problem.reason if isinstance(problem, PathRefusedError) else os_error_text(problem)
+                message = f"nothing in {folder}/ is published: {reason}"
+                yield error("folders", message, "make it a plain folder that the worker's user may read")
+            else:
+                usable.append(f"{folder}/")
+                if _is_ignored(repository, f"{folder}/post.md"):
+                    message = f"git ignores {folder}/: files there that git does not track are not published"
+                    yield warning("folders", message, "take the folder out of .gitignore")
     if usable:
         yield ok("folders", f"posts may be published from {', '.join(usable)}")
     else:
         message = f"none of the folders that may be published exists: {', '.join(settings.folders)}"
         yield warning("folders", message, "create one, or set BRITER_ADAPTER to the kind of your site")
-
-
-def _find_obstacle(worktree: Path, folder: str) -> str | None:
-    path = worktree
-    for part in folder.split("/"):
-        path /= part
-        try:
-            mode = path.lstat().st_mode
-        except OSError:
-            return None
-        if stat.S_ISLNK(mode):
-            return f"{path} is a symbolic link"
-        if not stat.S_ISDIR(mode):
-            return f"{path} is not a folder"
-        if os.path.lexists(path / ".git"):
-            return f"{path} is a repository of its own"
-    return None
 
 
 def _is_ignored(repository: Repository, path: str) -> bool:

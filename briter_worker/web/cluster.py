@@ -22,7 +22,7 @@ from briter_worker.cluster.health import NodeRecord, complaints, running_nodes
 from briter_worker.cluster.sites import SiteSummary
 from briter_worker.cluster.submit import send
 from briter_worker.cluster.tokens import ApiToken
-from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.errors import DeclinedError, describe
 from briter_worker.job import Document
 from briter_worker.queues.postgres.database import Database
 from briter_worker.setting_types import SITE_NAME
@@ -33,7 +33,7 @@ from briter_worker.sinks.store import PostgresStore
 from briter_worker.web import api
 from briter_worker.web.live import Feed, News
 from briter_worker.web.pages import paging
-from briter_worker.web.responses import Json, ProblemError, explain, page
+from briter_worker.web.responses import Json, ProblemError, page
 from briter_worker.web.site import Site
 from briter_worker.web.snapshot import CachedValue
 
@@ -96,9 +96,8 @@ class Cluster:
             raise ProblemError(404, f"there is no site {name!r}")
         try:
             settings = registry.settings_of(registry.get(self.database, name), self.settings)
-        except (DeclinedError, UsageError) as error:
-            status = 404 if isinstance(error, DeclinedError) else 409
-            raise ProblemError(status, error.message, error.fix) from None
+        except DeclinedError as error:
+            raise ProblemError(404, error.message, error.fix) from None
         with self._guard:
             site = self._open.pop(name, None)
             if site is None or site.settings != settings:
@@ -115,7 +114,7 @@ class Cluster:
         try:
             return tokens.find(self.database, token)
         except OSError as error:
-            raise ProblemError(503, *explain(error)) from None
+            raise ProblemError(503, *describe(error)) from None
 
     def overview(self) -> Overview:
         """Return all sites as they were a moment ago. Raises ProblemError."""

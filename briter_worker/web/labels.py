@@ -24,7 +24,6 @@ OUTCOMES = {
     "quarantined": "quarantined",
     "interrupted": "interrupted",
     "cancelled": "cancelled",
-    "handled": "done",
     "superseded": "replaced by a newer save",
     "conflict-ahead": "changed on the remote, too",
 }
@@ -99,7 +98,7 @@ def outcome_text(receipt: Receipt) -> str:
 
 def tone_of(outcome: str | None) -> str:
     """Return the CSS class of an outcome."""
-    if outcome in {"published", "nochange", "handled"}:
+    if outcome in {"published", "nochange"}:
         return "good"
     if outcome in {"failed", "interrupted"}:
         return "warn"

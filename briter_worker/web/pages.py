@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
+from briter_worker.actions import open_published
 from briter_worker.git import undo
 from briter_worker.job import Job, State
 from briter_worker.ports import ListedJob
@@ -197,7 +198,10 @@ def post(
         name, message = rows[0].job.slug, rows[0].job.commit_message
     elif receipts:
         name, message = receipts[0][0].slug, receipts[0][0].title
-    differences = site.with_repository(lambda git: undo.differences(git, commit)) if commit else ()
+    differences: Sequence[undo.FileDifference] = ()
+    if commit:
+        with open_published(site.settings) as repository:
+            differences = undo.differences(repository, commit)
     return page(
         request,
         site,
@@ -220,7 +224,8 @@ def picture(site: CurrentSite, commit: Commit, file: Text, *, before: bool = Fal
     """Return a picture as a publication's commit has it, or as it was before."""
     if not labels.is_picture(file):
         raise ProblemError(404, "this is no picture")
-    content = site.with_repository(lambda git: undo.file_of(git, commit, file, before=before))
+    with open_published(site.settings) as repository:
+        content = undo.file_of(repository, commit, file, before=before)
     return Response(content, media_type=mimetypes.guess_type(file)[0] or "image/webp")
 
 

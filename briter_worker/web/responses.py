@@ -18,7 +18,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
-from briter_worker.errors import os_error_fix, os_error_text
 from briter_worker.job import ago, format_time, span
 from briter_worker.queues.selection import is_retryable
 from briter_worker.redaction import one_line
@@ -70,14 +69,6 @@ class ProblemError(Exception):
         body: dict[str, Any] = {"type": "about:blank", "title": HTTPStatus(self.status).phrase}
         body |= {"status": self.status, "detail": self.detail, **({"fix": self.fix} if self.fix else {})}
         return Response(json.dumps(body | more), self.status, self.headers, PROBLEM_TYPE)
-
-
-def explain(error: OSError) -> tuple[str, str]:
-    """Return the message and the fix of an operating system's or a database's error."""
-    fix = getattr(error, "fix", None)
-    if isinstance(fix, str):
-        return one_line(str(error)), fix
-    return os_error_text(error), os_error_fix(error)
 
 
 class Json(Response):

@@ -24,13 +24,20 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from briter_worker.errors import DeclinedError, FixableError
+from briter_worker.errors import (
+    DeclinedError,
+    FixableError,
+    PublishError,
+    UnknownJobError,
+    UsageError,
+    describe,
+)
 from briter_worker.settings import Settings
 from briter_worker.sinks.log import LogSink
 from briter_worker.sinks.store import StoreError
 from briter_worker.status import health_problems
 from briter_worker.web import api, pages
-from briter_worker.web.responses import STATIC, Json, ProblemError, error_page, explain
+from briter_worker.web.responses import STATIC, Json, ProblemError, error_page
 from briter_worker.web.security import SIGN_IN, Access, Guard, client_address, read_token, wants_page
 from briter_worker.web.site import Site
 
@@ -183,7 +190,7 @@ def _new_app() -> FastAPI:
 
 
 def _on_error(request: Request, error: Exception) -> Response:
-    problem, more = ProblemError(503, str(error)), {}
+    more = {}
     match error:
         case ProblemError():
             problem = error
@@ -196,10 +203,12 @@ def _on_error(request: Request, error: Exception) -> Response:
             ]
             more = {"errors": wrong}
             problem = ProblemError(422, "; ".join(f"{each['where']}: {each['what']}" for each in wrong))
-        case FixableError():
-            problem = ProblemError(503, error.message, error.fix)
-        case OSError():
-            problem = ProblemError(503, *explain(error))
+        case UnknownJobError():
+            problem = ProblemError(404, *describe(error))
+        case DeclinedError() | UsageError() | PublishError():
+            problem = ProblemError(409, *describe(error))
+        case _:
+            problem = ProblemError(503, *describe(error))
     if not wants_page(request.scope["path"], request.headers):
         return problem.response(**more)
     shell = getattr(request.state, "site", None) or request.app.state.shell

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from briter_worker import actions, client, wiring
 from briter_worker.doctor import Finding, examine
 from briter_worker.doctor import State as FindingState
-from briter_worker.errors import DeclinedError, FixableError, UnknownJobError
+from briter_worker.errors import DeclinedError
 from briter_worker.job import State
 from briter_worker.redaction import one_line
 from briter_worker.sinks.store import StoreError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from briter_worker.events import Event
-    from briter_worker.git.repository import Repository
     from briter_worker.job import Document, Job
     from briter_worker.ports import ListedJob
     from briter_worker.settings import Settings
@@ -166,13 +165,9 @@ class Site:
     # Changing
 
     def steer(self, action: str, change: Callable[[SiteQueue, float], T]) -> T:
-        """Change the queue, record it, and renew the snapshot. Raises ProblemError."""
-        try:
-            with self._queue_guard:
-                done = actions.steer(self.settings, action, ACTOR.get(), self._log, change, self._queue)
-        except DeclinedError as error:
-            status = 404 if isinstance(error, UnknownJobError) else 409
-            raise ProblemError(status, error.message, error.fix) from None
+        """Change the queue, record it, and renew the snapshot. Raises DeclinedError."""
+        with self._queue_guard:
+            done = actions.steer(self.settings, action, ACTOR.get(), self._log, change, self._queue)
         self._snapshot.renew()
         return done
 
@@ -182,22 +177,11 @@ class Site:
             return self.history.failures([row.job.id for row in rows])
         return {}
 
-    def with_repository(self, ask: Callable[[Repository], T]) -> T:
-        """Return what git knows of a publication. Raises ProblemError."""
-        try:
-            with actions.open_published(self.settings) as repository:
-                return ask(repository)
-        except FixableError as error:
-            raise ProblemError(409, error.message, error.fix) from None
-
     def undo(self, wanted: str, to: str | None = None, message: str | None = None) -> str:
-        """Publish an earlier version of the post again; return the job's id. Raises ProblemError."""
+        """Publish an earlier version of the post again; return the job's id. Raises FixableError."""
         receipts = self.history.attempts(wanted)
         slug = receipts[0].slug if receipts else wanted
-        try:
-            job_id = actions.undo_post(self.settings, slug, to=to or None, message=message)
-        except FixableError as error:
-            raise ProblemError(409, error.message, error.fix) from None
+        job_id = actions.undo_post(self.settings, slug, to=to or None, message=message)
         actions.record_action(self.settings, "undo", ACTOR.get(), [(job_id, slug)], self._log)
         self._snapshot.renew()
         return job_id

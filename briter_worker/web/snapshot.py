@@ -9,10 +9,10 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from briter_worker.errors import failure_text
+from briter_worker.errors import describe, failure_text
 from briter_worker.job import State
 from briter_worker.status import waits_since
-from briter_worker.web.responses import ProblemError, explain
+from briter_worker.web.responses import ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ class CachedValue(Generic[T]):
         try:
             return (latest if latest.done() or known is None else known).result()
         except OSError as error:
-            message, fix = explain(error)
+            message, fix = describe(error)
             raise ProblemError(503, f"{self._what} cannot be read: {message}", fix) from None
 
     def renew(self) -> None:

@@ -9,7 +9,6 @@
     "nopaths": "failed",
     "failed": "failed and will be retried",
     "cancelled": "was cancelled",
-    "handled": "is done",
   };
   const names = ["start", ...Object.keys(spoken), "superseded", "quarantined", "revived", "paused", "resumed",
     "worker-started", "worker-stopped", "warning", "condition", "snapshot", "status"];
