@@ -245,9 +245,14 @@ def test_the_headline_follows_from_facts_and_the_command_says_the_same(
     assert headline() == "Everything that was due is on the remote; 1 post scheduled"
     save(site, "now")
     eventually(lambda: dashboard.json("/api/status")["jobs"]["pending"] == 1)
+    assert "The next run of the worker takes it." in text_of(dashboard.page.get("/waiting").text)
     assert headline().startswith("2 posts wait for the next run of the worker; the last one ended at ")
     os.utime(site.storage / "worker.lock", (1, 1))
     eventually(lambda: headline() == "2 posts wait, and no worker is running")
+    assert "It waits because no worker is running." in text_of(dashboard.page.get("/waiting").text)
+    site.command("pause")
+    eventually(lambda: headline() == "Publishing is paused")
+    assert "It waits because publishing is paused." in text_of(dashboard.page.get("/waiting").text)
 
 
 def test_the_runs_of_cron_say_when_a_worker_is_due(site: Site) -> None:
