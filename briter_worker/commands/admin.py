@@ -40,10 +40,7 @@ database_app = typer.Typer(
 def status(*, site: SiteOption = None, as_json: Json = False) -> None:
     """Show job counts, the worker, and known problems."""
     found = read_status(read_site(site), time.time())
-    if as_json:
-        output.write_json(found.to_json())
-    else:
-        output.write_status(found)
+    output.answer(found.to_json(), lambda: output.write_status(found), as_json=as_json)
 
 
 def health(
@@ -115,13 +112,11 @@ def pull(
     with closing(open_git(settings)) as git, closing(open_sinks(settings, log)) as emit:
         checkout = open_copies(settings, git, emit, Plugins(settings.plugins).allowed_paths).checkout
         result = pull_branch(checkout.repository, checkout, rebase=rebase, push=push, patience=_PATIENCE_S)
-    if as_json:
-        commits = [{"commit": each.commit, "subject": each.subject} for each in result.rebased]
-        late = result.late_reason or None
-        document = {"tip": result.tip, "rebased": commits, "pushed": result.is_pushed, "late": late}
-        output.write_json(document | {"paths": updated})
-    else:
-        output.write_pull(result, settings)
+    commits = [{"commit": each.commit, "subject": each.subject} for each in result.rebased]
+    late = result.late_reason or None
+    document = {"tip": result.tip, "rebased": commits, "pushed": result.is_pushed, "late": late}
+    document["paths"] = updated
+    output.answer(document, lambda: output.write_pull(result, settings), as_json=as_json)
     if result.is_blocked:
         raise typer.Exit(2)
 

@@ -14,7 +14,7 @@ from briter_worker.job import ago, encode_document, format_time, span
 from briter_worker.redaction import one_line, quote_fix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from briter_worker.cluster.sites import Site, SiteSummary
     from briter_worker.cluster.sites_file import Differences
@@ -109,12 +109,14 @@ def write_json(value: object) -> None:
     write(encode_document(value).decode())  # type: ignore[arg-type]  # any JSON value
 
 
-def answer(value: object, text: str, *, as_json: bool) -> None:
-    """Print the value as JSON for programs, or the text for people."""
+def answer(value: object, text: str | Callable[[], None], *, as_json: bool) -> None:
+    """Print the value as JSON for programs; for people, the text or what the function prints."""
     if as_json:
         write_json(value)
-    else:
+    elif isinstance(text, str):
         write(text)
+    else:
+        text()
 
 
 def write_columns(rows: Iterable[Sequence[str]]) -> None:
@@ -238,11 +240,9 @@ def write_changes(receipt: Receipt) -> None:
 def write_actions(moments: Sequence[Moment], slug: str | None, *, as_json: bool) -> None:
     """Print who steered which jobs, or those of one post, in the last days."""
     found = [each.data for each in moments if slug in (None, each.data.get("slug"))]
-    if as_json:
-        write_json(found)
-    else:
-        keys = ("time", "by", "action", "slug", "jobId")
-        write_columns([str(each.get(key, "")) for key in keys] for each in found)
+    keys = ("time", "by", "action", "slug", "jobId")
+    rows = [[str(each.get(key, "")) for key in keys] for each in found]
+    answer(found, lambda: write_columns(rows), as_json=as_json)
 
 
 def progress_text(receipt: Receipt) -> str:

@@ -6,9 +6,8 @@ import os
 import re
 import time
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar
 
 import typer
 
@@ -176,10 +175,8 @@ def history(
             output.write_actions(reader.actions(limit), slug, as_json=as_json)
             return
         receipts = reader.receipts(slug=slug, limit=limit)
-    if as_json:
-        output.write_json([receipt.to_json() for receipt in receipts])
-    else:
-        output.write_receipts(receipts, time.time())
+    found = [receipt.to_json() for receipt in receipts]
+    output.answer(found, lambda: output.write_receipts(receipts, time.time()), as_json=as_json)
 
 
 def show(
@@ -201,12 +198,21 @@ def show(
     post = _find_post(settings, wanted)
     if as_json:
         output.write_json(post_to_json(post.rows, post.receipts))
-    else:
-        post.write()
+        return
+    for row in post.rows[:1]:
+        output.write_job(row)
+    for row in post.rows[1:]:
+        output.report(f"an older save of this post is {row.state.value}: job {row.job.id}")
+    if post.obstacle:
+        output.report(post.obstacle)
+    if post.running is not None:
+        output.write_facts([("phase", output.progress_text(post.running))])
+    if ended := [each for each in post.receipts if each.outcome]:
+        output.write_receipts(ended, time.time())
+        output.write_changes(ended[0])
 
 
-@dataclass(frozen=True)
-class _Post:
+class _Post(NamedTuple):
     """A post: its jobs in the queue, newest first, and its receipts."""
 
     rows: Sequence[ListedJob]
@@ -218,20 +224,6 @@ class _Post:
     def running(self) -> Receipt | None:
         """Return the attempt that has no outcome yet."""
         return next((each for each in self.receipts if each.outcome is None), None)
-
-    def write(self) -> None:
-        """Print the post for a user."""
-        if self.rows:
-            output.write_job(self.rows[0])
-            for other in self.rows[1:]:
-                output.report(f"an older save of this post is {other.state.value}: job {other.job.id}")
-        if self.obstacle:
-            output.report(self.obstacle)
-        if self.running is not None:
-            output.write_facts([("phase", output.progress_text(self.running))])
-        if ended := [each for each in self.receipts if each.outcome]:
-            output.write_receipts(ended, time.time())
-            output.write_changes(ended[0])
 
     def progress(self) -> str:
         """Return a line for `--watch`, which does not change with time alone."""

@@ -105,7 +105,7 @@ def save(  # noqa: PLR0913 - each is an option
         changed_by=user_name(),
     )
     (sites.add if is_new else sites.change)(database, site, settings)
-    _write(site, as_json=as_json)
+    output.answer(site.to_json(), lambda: output.write_site(site), as_json=as_json)
 
 
 @app.command("list")
@@ -113,17 +113,16 @@ def list_(*, as_json: Json = False) -> None:
     """List the sites with their job counts."""
     _, database = _open("site list")
     rows = sites.summaries(database, time.time())
-    if as_json:
-        output.write_json([_summary_to_json(row) for row in rows])
-    else:
-        output.write_sites(rows)
+    found = [_summary_to_json(row) for row in rows]
+    output.answer(found, lambda: output.write_sites(rows), as_json=as_json)
 
 
 @app.command()
 def show(name: Name, *, as_json: Json = False) -> None:
     """Show the registration of a site."""
     _, database = _open("site show")
-    _write(sites.get(database, name), as_json=as_json)
+    site = sites.get(database, name)
+    output.answer(site.to_json(), lambda: output.write_site(site), as_json=as_json)
 
 
 @app.command()
@@ -163,10 +162,8 @@ def apply(
     changes = sites_file.compare(sites.all_sites(database), declared, prune=prune)
     if not diff:
         sites_file.apply(database, changes, user_name())
-    if as_json:
-        output.write_json({**changes.to_json(), "applied": not diff})
-    else:
-        output.write_differences(changes, applied=not diff)
+    document = {**changes.to_json(), "applied": not diff}
+    output.answer(document, lambda: output.write_differences(changes, applied=not diff), as_json=as_json)
 
 
 @app.command()
@@ -174,10 +171,7 @@ def export(*, as_json: Json = False) -> None:
     """Print a file for `site apply` that declares the sites as they are."""
     _, database = _open("site export")
     document = sites_file.declare(sites.all_sites(database))
-    if as_json:
-        output.write_json(document)
-    else:
-        output.write(sites_file.dump(document))
+    output.answer(document, sites_file.dump(document), as_json=as_json)
 
 
 @app.command()
@@ -216,10 +210,8 @@ def list_tokens(*, as_json: Json = False) -> None:
     """List the tokens with their sites and rights."""
     _, database = _open("token list")
     found = tokens.all_tokens(database)
-    if as_json:
-        output.write_json([token.to_json() for token in found])
-    else:
-        output.write_tokens(found)
+    documents = [token.to_json() for token in found]
+    output.answer(documents, lambda: output.write_tokens(found), as_json=as_json)
 
 
 @token_app.command()
@@ -251,10 +243,3 @@ def _read_own(pairs: Sequence[str] | None, author: str | None) -> dict[str, Any]
         except ValueError as error:
             raise UsageError(f"--author: {error}") from None
     return own
-
-
-def _write(site: sites.Site, *, as_json: bool) -> None:
-    if as_json:
-        output.write_json(site.to_json())
-    else:
-        output.write_site(site)
