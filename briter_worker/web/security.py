@@ -128,12 +128,14 @@ class Access:
         self._check(api_token is not None or _is_same(given, self._token), address)
         return api_token
 
-    def sign_pull(self, headers: Headers) -> hmac.HMAC | None:
+    def sign_pull(self, scope: Scope) -> hmac.HMAC | None:
         """Return what hashes the body of a git host's call; None if this is none, or there is no secret."""
-        is_signed = any(name in headers for name in (_GITHUB, _GITLAB, _GITEA))
-        return (
-            hmac.new(self._pull_secret.encode(), None, "sha256") if self._pull_secret and is_signed else None
-        )
+        is_signed = not {_GITHUB, _GITLAB, _GITEA}.isdisjoint(Headers(scope=scope).keys())
+        if not (
+            is_signed and self._pull_secret and scope["method"] == "POST" and _PULL.fullmatch(scope["path"])
+        ):
+            return None
+        return hmac.new(self._pull_secret.encode(), None, "sha256")
 
     def check_pull(self, headers: Headers, signature: hmac.HMAC, address: str) -> None:
         """Raise ProblemError unless the git host knows the secret. GitLab sends it, the others sign."""
@@ -250,13 +252,13 @@ class Guard:
         app: ASGIApp,
         access: Access,
         *,
-        error_page: Callable[[int, str, str], Response],
+        refuse: Callable[[Scope, ProblemError], Response],
         complain: Callable[[str], None],
     ) -> None:
         self._app = app
         self._access = access
         self._uploads = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_UPLOADS))
-        self._error_page = error_page
+        self._refuse = refuse
         self._complain = complain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -280,19 +282,19 @@ class Guard:
         except ClientDisconnect:
             pass
         except ProblemError as refused:
-            await self._refusal(scope, refused)(scope, receive, protected)
+            await self._refuse(scope, refused)(scope, receive, protected)
         except Exception as error:
             self._complain(f"{scope['method']} {scope['path']}: {type(error).__name__}: {error}")
             if started:
                 raise  # the server then closes the connection
             failed = ProblemError(500, "The dashboard failed to answer; its log has the error")
-            await self._refusal(scope, failed)(scope, receive, protected)
+            await self._refuse(scope, failed)(scope, receive, protected)
 
     async def _admit(
         self, scope: Scope, receive: Receive, turns: AsyncExitStack
     ) -> tuple[Response | None, Receive]:
         """Return the refusal, if any, and what gives the body, which is read. Raises ProblemError."""
-        if signature := self._sign_pull(scope):
+        if signature := self._access.sign_pull(scope):
             await _read_body(scope, receive, signature)
             self._access.check_pull(Headers(scope=scope), signature, client_address(scope))
             return None, _replay(b"", receive)
@@ -304,11 +306,6 @@ class Guard:
         body = await _read_body(scope, receive)  # not before: only an admitted visitor fills memory
         self._check_change(scope, body)
         return None, _replay(body, receive)
-
-    def _sign_pull(self, scope: Scope) -> hmac.HMAC | None:
-        """Return what hashes the body, if the request is a git host's."""
-        is_pull = bool(_PULL.fullmatch(scope["path"])) and scope["method"] == "POST"
-        return self._access.sign_pull(Headers(scope=scope)) if is_pull else None
 
     async def _refuse_visitor(self, scope: Scope) -> Response | None:
         """Return the refusal of a visitor who may not enter, decided by the headers alone."""
@@ -348,11 +345,6 @@ class Guard:
                 "Go back, load it again, and try again"
             )
             raise ProblemError(403, text)
-
-    def _refusal(self, scope: Scope, refused: ProblemError) -> Response:
-        if wants_page(scope["path"], Headers(scope=scope)):
-            return self._error_page(refused.status, refused.detail, refused.fix)
-        return refused.response()
 
 
 def _check_rights(token: ApiToken, scope: Scope) -> None:

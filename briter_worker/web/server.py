@@ -18,10 +18,12 @@ import anyio.to_thread
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Path
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from briter_worker.errors import (
@@ -129,7 +131,7 @@ def create_application(
     app.state.shell = shell
     app.state.access = access
     app.state.metrics = _open_metrics(shell)
-    return Guard(app, access, error_page=partial(error_page, shell), complain=complain)
+    return Guard(app, access, refuse=partial(_refuse, shell), complain=complain)
 
 
 def _add_site(app: FastAPI, settings: Settings, log: LogSink, complain: Callable[[str], None]) -> Site:
@@ -209,9 +211,14 @@ def _on_error(request: Request, error: Exception) -> Response:
             problem = ProblemError(409, *describe(error))
         case _:
             problem = ProblemError(503, *describe(error))
-    if not wants_page(request.scope["path"], request.headers):
-        return problem.response(**more)
     shell = getattr(request.state, "site", None) or request.app.state.shell
+    return _refuse(shell, request.scope, problem, **more)
+
+
+def _refuse(shell: "Site | Cluster", scope: Scope, problem: ProblemError, **more: object) -> Response:
+    """Return a page for a browser, a problem document for a program."""
+    if not wants_page(scope["path"], Headers(scope=scope)):
+        return problem.response(**more)
     answer = error_page(shell, problem.status, problem.detail, problem.fix)
     answer.headers.update(problem.headers)
     return answer

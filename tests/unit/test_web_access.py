@@ -120,7 +120,7 @@ def test_a_form_whose_end_did_not_arrive_changes_nothing() -> None:
         sent.append(message["type"])
 
     access = Access("token")
-    guard = Guard(app, access, error_page=lambda *_: Response(), complain=sent.append)
+    guard = Guard(app, access, refuse=lambda _, refused: refused.response(), complain=sent.append)
     cookie = access.open_session()
     form = f"csrf={access.csrf_token(cookie)}&id=hello".encode()  # the rest was to be: -world
     headers = [
@@ -157,7 +157,7 @@ def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -
         raise AssertionError
 
     monkeypatch.setattr(security, "BODY_S", 0.01)
-    guard = Guard(app, Access("token"), error_page=lambda *_: Response(), complain=print)
+    guard = Guard(app, Access("token"), refuse=lambda _, refused: refused.response(), complain=print)
     headers = [(b"authorization", b"Bearer token")]
     scope = {"type": "http", "method": "POST", "path": "/api/jobs", "headers": headers}
     asyncio.run(asyncio.wait_for(guard(scope, receive, send), 20))
@@ -189,7 +189,7 @@ def test_the_uploads_of_one_token_wait_for_their_turn() -> None:
     async def upload_all() -> None:
         access = Access("token")
         access.find_api_token = lambda name: ApiToken(name, ("blog",), ("enqueue",), 0.0, "")
-        guard = Guard(app, access, error_page=lambda *_: Response(), complain=print)
+        guard = Guard(app, access, refuse=lambda _, refused: refused.response(), complain=print)
         tokens = ("a", "b", *("a" for _ in range(4)))
         tasks = [asyncio.create_task(upload(guard, token)) for token in tokens]
         await five.wait()
