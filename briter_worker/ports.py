@@ -14,6 +14,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from briter_worker.job import format_time
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -54,6 +56,11 @@ class Pause(NamedTuple):
     def is_active(self, now: float) -> bool:
         """Return True if the pause has not ended by itself."""
         return self.until is None or self.until > now
+
+    def to_json(self) -> Document:
+        """Return the pause for programs."""
+        until = None if self.until is None else format_time(self.until)
+        return {"since": format_time(self.since), "until": until, "reason": self.reason or None}
 
 
 class Queue(Protocol):

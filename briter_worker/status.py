@@ -176,18 +176,12 @@ class SiteStatus:
             "oldestWaitingSeconds": None if self.waiting_since is None else self.now - self.waiting_since,
             "nextDue": due,
             "worker": holder,
-            "paused": None if self.paused is None else pause_to_json(self.paused),
+            "paused": None if self.paused is None else self.paused.to_json(),
             "conditionSince": self.condition_since and format_time(self.condition_since),
             "conditionChecked": self.condition_checked and format_time(self.condition_checked),
             "localCommits": [{"commit": sha, "subject": subject} for sha, subject in self.local_commits],
             "stuck": [{"file": file, "reason": reason} for file, reason in self.stuck.items()],
         }
-
-
-def pause_to_json(pause: Pause) -> dict[str, Any]:
-    """Return the pause for programs."""
-    until = None if pause.until is None else format_time(pause.until)
-    return {"since": format_time(pause.since), "until": until, "reason": pause.reason or None}
 
 
 def job_to_json(row: ListedJob) -> Document:

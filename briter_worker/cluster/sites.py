@@ -192,8 +192,6 @@ class SiteSummary:
 
     def to_json(self, now: float) -> dict[str, Any]:
         """Return the summary for programs, in camelCase."""
-        pause = self.paused
-        until = None if pause is None or pause.until is None else format_time(pause.until)
         return {
             "name": self.site.name,
             "remote": self.site.remote,
@@ -201,8 +199,7 @@ class SiteSummary:
             "changedBy": self.site.changed_by,
             "jobs": dict(self.jobs),
             "oldestWaitingSeconds": None if self.oldest is None else max(0.0, now - self.oldest),
-            "paused": pause
-            and {"since": format_time(pause.since), "until": until, "reason": pause.reason or None},
+            "paused": self.paused and self.paused.to_json(),
             "condition": self.condition,
             "failure": self.failure,
             "fix": self.fix or None,

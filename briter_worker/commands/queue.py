@@ -19,7 +19,7 @@ from briter_worker.errors import DeclinedError, PublishError, UsageError
 from briter_worker.events import Event, Warned
 from briter_worker.git.folders import Folders, Staged
 from briter_worker.redaction import many_lines, one_line
-from briter_worker.status import job_to_json, pause_to_json, post_to_json, read_status
+from briter_worker.status import job_to_json, post_to_json, read_status
 from briter_worker.wiring import open_history, open_postgres_queue, open_queue
 
 if TYPE_CHECKING:
@@ -392,7 +392,7 @@ def pause(
         "pause",
         lambda queue, now: queue.pause(now, until=None if seconds is None else now + seconds, reason=reason),
     )
-    output.answer(pause_to_json(made), output.pause_text(made), as_json=as_json)
+    output.answer(made.to_json(), output.pause_text(made), as_json=as_json)
 
 
 def resume(*, site: SiteOption = None, as_json: Json = False) -> None:

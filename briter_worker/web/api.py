@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from briter_worker.doctor import State as FindingState
 from briter_worker.job import Author, Job, State, parse_time
 from briter_worker.sinks.history import FAILED
-from briter_worker.status import job_to_json, pause_to_json, post_to_json
+from briter_worker.status import job_to_json, post_to_json
 from briter_worker.web.live import Feed
 from briter_worker.web.responses import PROBLEM_TYPE, Json, ProblemError
 from briter_worker.web.security import Access, Visit, bearer_of, client_address
@@ -228,7 +228,7 @@ def pause(site: CurrentSite, wanted: Annotated[PauseRequest | None, Body()] = No
     if until is not None and until <= time.time():
         raise ProblemError(409, f"{wanted.until} is in the past")
     made = site.steer("pause", lambda queue, now: queue.pause(now, until=until, reason=wanted.reason))
-    return Json(pause_to_json(made))
+    return Json(made.to_json())
 
 
 @router.post("/resume")
