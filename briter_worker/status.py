@@ -311,14 +311,14 @@ def _last_run(settings: Settings, now: float, history: History | None) -> float 
 
 
 def _cluster_site(settings: Settings) -> dict[str, Any]:
-    from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
+    from briter_worker.cluster import health, sites  # noqa: PLC0415 - the extra [postgres]
 
     database = open_database(settings)
     site = sites.get(database, settings.site)
     return {
         "worker": None,
         "dry_run": settings.worker_dry_run if "workerDryRun" in site.settings else None,
-        "hosts": sites.count_nodes(database),
+        "hosts": len(health.running_nodes(database)),
         "worktree": "",
         "remote": site.remote,
         "queue": f"the site {settings.site} of the cluster",
@@ -405,12 +405,12 @@ def health_problems(settings: Settings, now: float, *, expect_worker: bool) -> l
 
 
 def _cluster_problems(settings: Settings, *, expect_worker: bool) -> list[str]:
-    from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
+    from briter_worker.cluster import health  # noqa: PLC0415 - the extra [postgres]
 
     database = open_database(settings)
     try:
         database.check()
-        if expect_worker and not sites.count_nodes(database):
+        if expect_worker and not health.running_nodes(database):
             return ["no worker is running: no node of the cluster has a recent heartbeat"]
     except OSError as error:
         return [str(error)]

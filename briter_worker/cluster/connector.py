@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -79,19 +80,15 @@ class LastingConnector(PsycopgConnector):
 
     async def execute_query_async(self, query: Any, **arguments: Any) -> None:  # noqa: ANN401 - as the base
         """Run a statement."""
-        await self._repeat(lambda: super(LastingConnector, self).execute_query_async(query, **arguments))
+        await self._repeat(partial(super().execute_query_async, query, **arguments))
 
     async def execute_query_one_async(self, query: Any, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
         """Return one row."""
-        return await self._repeat(
-            lambda: super(LastingConnector, self).execute_query_one_async(query, **arguments)
-        )
+        return await self._repeat(partial(super().execute_query_one_async, query, **arguments))
 
     async def execute_query_all_async(self, query: Any, **arguments: Any) -> list[dict[str, Any]]:  # noqa: ANN401
         """Return all rows."""
-        return await self._repeat(
-            lambda: super(LastingConnector, self).execute_query_all_async(query, **arguments)
-        )
+        return await self._repeat(partial(super().execute_query_all_async, query, **arguments))
 
     async def listen_notify(self, on_notification: Notify, channels: Any) -> None:  # noqa: ANN401 - as the base
         """Listen until cancelled; the poll covers what was notified while nobody listened."""

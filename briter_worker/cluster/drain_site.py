@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from briter_worker.cluster.health import Health, host_of
@@ -96,25 +96,22 @@ class NodeSinks:
         self._store.close()
 
 
-class _OpenedOnce:
-    """Opens the publisher when it is first asked for. A remote that hangs is not asked twice in one drain."""
+def _once(open_publisher: Callable[[], GitPublisher]) -> Callable[[], GitPublisher]:
+    """Return what opens the publisher when it is first needed: a remote that hangs is not asked twice."""
 
-    def __init__(self, open_publisher: Callable[[], GitPublisher]) -> None:
-        self._open = open_publisher
-        self._publisher: GitPublisher | None = None
-        self._failure: PublishError | None = None
+    @cache
+    def attempt() -> GitPublisher | PublishError:
+        try:
+            return open_publisher()
+        except PublishError as failure:
+            return failure
 
-    def __call__(self) -> GitPublisher:
-        """Return the publisher. Raises PublishError."""
-        if self._failure is not None:
-            raise self._failure
-        if self._publisher is None:
-            try:
-                self._publisher = self._open()
-            except PublishError as failure:
-                self._failure = failure
-                raise
-        return self._publisher
+    def publisher() -> GitPublisher:
+        if isinstance(found := attempt(), PublishError):
+            raise found
+        return found
+
+    return publisher
 
 
 class SiteDrains:
@@ -179,7 +176,7 @@ class SiteDrains:
             if settings.plugins != self._settings.plugins:
                 plugins = Plugins(settings.plugins)
             # Opened when it is first needed: many drains find nothing to do.
-            publisher = _OpenedOnce(
+            publisher = _once(
                 partial(self._open_publisher, site, settings, plugins, plans, emit, stack, pulls=pulls)
             )
             drain = Drain(
@@ -208,7 +205,12 @@ class SiteDrains:
         return counts, math.inf if next_due is None else next_due - clock()
 
     def _pull(
-        self, site: Site, publisher: _OpenedOnce, interval: float, pull_at: float | None, emit: EventSink
+        self,
+        site: Site,
+        publisher: Callable[[], GitPublisher],
+        interval: float,
+        pull_at: float | None,
+        emit: EventSink,
     ) -> None:
         """Open the publisher, which looks for edits of others, and note when to look next."""
         try:

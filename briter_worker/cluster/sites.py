@@ -72,10 +72,8 @@ WHERE set_config('synchronous_commit', 'off', true) = 'off'
 ORDER BY site
 ON CONFLICT DO NOTHING
 """  # noqa: S608 - constants only
-_ALIVE_S = 15.0
-"""A node without a heartbeat for this time is not counted."""
 _OWN_ARGUMENTS = {"gitBranch": "--branch", "adapter": "--adapter", "allowedPaths": "--allow"}
-_STATES = ("pending", "scheduled", "retrying", "quiet", "tried", "claimed", "failed")
+STATES = ("pending", "scheduled", "retrying", "quiet", "tried", "claimed", "failed")
 _SUMMARIES = """
 SELECT s.*, c.failure, c.condition, c.fix,
   coalesce(n.pending, 0) AS pending, coalesce(n.retrying, 0) AS retrying,
@@ -178,7 +176,7 @@ class SiteSummary:
     @property
     def waiting(self) -> int:
         """Return the number of jobs that are neither in flight nor failed."""
-        return sum(self.jobs[state] for state in _STATES[:5])
+        return sum(self.jobs[state] for state in STATES[:5])
 
     @property
     def is_busy(self) -> bool:
@@ -329,7 +327,7 @@ def summaries(database: Database, now: float) -> list[SiteSummary]:
         found.append(
             SiteSummary(
                 site,
-                {state: row[state] for state in _STATES},
+                {state: row[state] for state in STATES},
                 oldest=row["oldest"],
                 failure=row["failure"],
                 condition=None if row["condition"] is None else one_line(row["condition"]),
@@ -338,19 +336,6 @@ def summaries(database: Database, now: float) -> list[SiteSummary]:
             )
         )
     return found
-
-
-def count_nodes(database: Database) -> int:
-    """Return how many nodes have a recent heartbeat."""
-    with database.connection() as connection:
-        row = connection.execute(
-            # A sick node has no worker of Procrastinate's; a node of the version before has no row here.
-            "SELECT greatest((SELECT count(*) FROM procrastinate_workers WHERE last_heartbeat >"
-            " now() - make_interval(secs => %(alive)s)), (SELECT count(*) FROM nodes WHERE seen_at >"
-            " extract(epoch FROM now()) - %(alive)s))",
-            {"alive": _ALIVE_S},
-        ).fetchone()
-    return int(row[0]) if row else 0
 
 
 def all_sites(database: Database) -> list[Site]:

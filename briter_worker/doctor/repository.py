@@ -203,9 +203,9 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
     from briter_worker.cluster import health, sites  # noqa: PLC0415 - the extra [postgres]
 
     yield _check_clock(database)
-    if nodes := sites.count_nodes(database):
-        yield ok("hosts", f"{nodes} nodes are running")
-        yield from (warning("nodes", *each) for each in health.complaints(health.running_nodes(database)))
+    if nodes := health.running_nodes(database):
+        yield ok("hosts", f"{len(nodes)} nodes are running")
+        yield from (warning("nodes", *each) for each in health.complaints(nodes))
     else:
         yield warning("hosts", "no node is running", "start briter-worker run on a node")
     if not settings.site:

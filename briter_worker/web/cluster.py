@@ -44,7 +44,6 @@ PER_PAGE = 100
 _MAX_OPEN = 64
 _MEASURED = 20
 """Sites with series of their own in the metrics if none were asked for: those in trouble, and the busiest."""
-_STATES = ("pending", "retrying", "scheduled", "quiet", "tried", "claimed", "failed")
 _SHOW = (
     ("all", "all sites"),
     ("trouble", "sites with failed posts"),
@@ -55,10 +54,9 @@ _SHOW = (
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All sites, by name, and how many nodes are alive."""
+    """All sites, by name, and the running nodes."""
 
     sites: Sequence[SiteSummary]
-    hosts: int
     nodes: Sequence[NodeRecord]
 
     def chosen(self, q: str, show: str) -> list[SiteSummary]:
@@ -122,16 +120,16 @@ class Cluster:
 
     def _read_overview(self) -> Overview:
         found = registry.summaries(self.database, self.database.read_clock())
-        return Overview(found, registry.count_nodes(self.database), running_nodes(self.database))
+        return Overview(found, running_nodes(self.database))
 
     def status_json(self) -> dict[str, Any]:
         """Return the status of all sites together. Raises ProblemError."""
         overview = self.overview()
         return {
             "sites": len(overview.sites),
-            "hosts": overview.hosts,
+            "hosts": len(overview.nodes),
             "nodes": [{"message": text, "fix": fix} for text, fix in complaints(overview.nodes)],
-            "jobs": {state: sum(site.jobs[state] for site in overview.sites) for state in _STATES},
+            "jobs": {state: sum(site.jobs[state] for site in overview.sites) for state in registry.STATES},
             "inTrouble": sum(site.has_trouble for site in overview.sites),
             "paused": sum(site.paused is not None for site in overview.sites),
         }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from briter_worker.cluster.health import report_node
 from briter_worker.cluster.submit import enqueue
 from briter_worker.errors import UsageError
 from briter_worker.queues.postgres.payloads import PostgresPayloads
@@ -281,8 +282,7 @@ def test_a_host_is_healthy_while_the_database_answers_and_a_worker_lives(
 ) -> None:
     assert cluster.command("health", "--no-worker").returncode == 0
     assert "no worker is running" in cluster.command("health").stdout
-    with database.transaction() as connection:
-        connection.execute("INSERT INTO procrastinate_workers DEFAULT VALUES")
+    report_node(database, "node", {})
     assert cluster.command("health").returncode == 0
     away = "postgresql://u@127.0.0.1:1/x"
     assert cluster.command("health", "--no-worker", BRITER_DATABASE_URL=away).returncode == 1

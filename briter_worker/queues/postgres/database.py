@@ -70,7 +70,7 @@ CREATE TABLE IF NOT EXISTS migrations (
 """
 # A prepared statement fails once its table has another column: running nodes connect again.
 _RECONNECT = """
-SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
 WHERE datname = current_database() AND usename = current_user AND application_name = 'briter-worker'
 AND pid <> pg_backend_pid()
 """
