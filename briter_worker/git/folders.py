@@ -300,7 +300,7 @@ def _refusal(path: str, mode: int) -> PathRefusedError:
     """Return the refusal of what is neither a file nor a folder."""
     if stat.S_ISLNK(mode):
         return PathRefusedError(path, "it is, or is below, a symbolic link; put the file itself there")
-    return PathRefusedError(path, "it is no regular file; put a regular file there")
+    return PathRefusedError(path, "it is not a regular file; put a regular file there")
 
 
 def _open_at(folder: int, name: str, flags: int) -> int:

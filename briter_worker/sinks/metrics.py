@@ -42,7 +42,7 @@ GAUGES = {
     "worker_alive": "1 while a live worker holds the lock.",
     "lock_holder": "1 for the worker that holds the site's lock, by `host` and `pid`.",
     "dry_run": "1 while nothing reaches the remote.",
-    "quarantined": "Files that are no jobs.",
+    "quarantined": "Files in the quarantine.",
     "worker_heartbeat_age_seconds": "Age of the heartbeat in the lock.",
 }
 """The description of each gauge, by its name without the prefix."""

@@ -183,13 +183,13 @@ def test_a_credential_is_used_and_is_nowhere_to_be_seen(
     assert any("git-remote-http" in word for word in seen)
     for file in cluster.folder().rglob("*"):
         assert not file.is_file() or SECRET.encode() not in file.read_bytes()
-    http.behaviour = asks_for("blog", "another")
+    http.behaviour = asks_for("blog", "rotated-token")
     with pytest.raises(PublishError) as failure:
         cluster.publish(cluster.save("c", {"content/c.md": "C\n"}), node="two")
     assert failure.value.code is FailureCode.AUTH
     assert SECRET not in failure.value.message + caplog.text + "".join(cluster.warned)
-    monkeypatch.setenv("BLOG_TOKEN", "another")  # rotated: the next publication reads it anew
-    (cluster.root / "token").write_text("another\n")
+    monkeypatch.setenv("BLOG_TOKEN", "rotated-token")  # rotated: the next publication reads it anew
+    (cluster.root / "token").write_text("rotated-token\n")
     assert (
         cluster.publish(cluster.save("c", {"content/c.md": "C\n"}), node="two")["c"].commit == cluster.tip()
     )

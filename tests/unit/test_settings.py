@@ -201,7 +201,7 @@ def test_roots_in_config_json_move_everything_but_the_file_itself(site: Site) ->
     ("text", "where"),
     [
         ("", "line 1, column 1"),
-        ('{"gitBranch": "live",}', "line 1, column 22"),
+        ('{"gitBranch": "live" x}', "line 1, column 22"),
         ('{\n  "gitBranch": live\n}', "line 2, column 16"),
         ("[]", "line 1, column 1: expected one JSON object"),
         ('"main"', "expected one JSON object"),
