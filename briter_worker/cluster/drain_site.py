@@ -114,31 +114,22 @@ def _once(open_publisher: Callable[[], GitPublisher]) -> Callable[[], GitPublish
     return publisher
 
 
+@dataclass(eq=False)
 class SiteDrains:
     """Drains sites for one node, each call in a thread of its own."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        database: Database,
-        plugins: Plugins,
-        sinks: NodeSinks,
-        health: Health,
-        *,
-        node: str,
-    ) -> None:
-        self._settings = settings
-        self._health = health
-        self._database = database
-        self._plugins = plugins
-        self._sinks = sinks
-        self._node = node
-        self._guard = threading.Lock()
-        self._running: set[Git] = set()
-        self.hosts: dict[str, str] = {}
-        """The remote's host of each site that was drained here."""
-        self._aborted = False
-        self._failed_pulls: dict[str, int] = {}
+    settings: Settings
+    database: Database
+    plugins: Plugins
+    sinks: NodeSinks
+    health: Health
+    node: str
+    hosts: dict[str, str] = field(default_factory=dict)
+    """The remote's host of each site that was drained here."""
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+    _running: set[Git] = field(default_factory=set)
+    _aborted: bool = False
+    _failed_pulls: dict[str, int] = field(default_factory=dict)
 
     def drain(self, name: str, stopping: Callable[[], bool]) -> tuple[Counts, float]:
         """Complete what a dead node left of the site, then publish what is due, once.
@@ -147,33 +138,33 @@ class SiteDrains:
 
         Raises LockLostError, UnavailableError, NodeFailureError, PublishError, UsageError.
         """
-        began, clock = time.monotonic(), self._database.now
+        began, clock = time.monotonic(), self.database.now
         found: ClaimResult | None = None
-        with self._database.joined():
-            row = take_site(self._database, name, self._node)
+        with self.database.joined():
+            row = take_site(self.database, name, self.node)
             site, token = Site.from_row(row), int(row["token"])
             if site.paused is not None and site.paused.is_active(clock()):
                 return Counts(), math.inf
             self.hosts[name] = host_of(site.remote)
-            settings = settings_of(site, self._settings)
+            settings = settings_of(site, self.settings)
             queue = PostgresQueue(
-                self._database,
+                self.database,
                 name,
                 token=token,
                 longest_delay=open_backoff(settings).longest,
                 dry_run=settings.worker_dry_run,
                 clock=clock,
             )
-            plans = PostgresPlans(self._database, name, token=token)
+            plans = PostgresPlans(self.database, name, token=token)
             if not plans.plans() and not queue.recover(clock()):
                 found = ClaimResult() if stopping() else queue.claim(clock())
         interval, pull_at = settings.git_pull_interval_ms / 1000, row["pull_at"]
         pulls = interval > 0 if pull_at is None else pull_at <= clock()
         with ExitStack() as stack:
-            emit = self._sinks.open(settings)
+            emit = self.sinks.open(settings)
             stack.callback(emit.close)
-            plugins = self._plugins
-            if settings.plugins != self._settings.plugins:
+            plugins = self.plugins
+            if settings.plugins != self.settings.plugins:
                 plugins = Plugins(settings.plugins)
             # Opened when it is first needed: many drains find nothing to do.
             publisher = _once(
@@ -189,7 +180,7 @@ class SiteDrains:
                 dry_run=settings.worker_dry_run,
                 co_authors=settings.git_co_authors,
                 stopping=stopping,
-                blames_node=partial(self._health.blames_node, name, self.hosts[name]),
+                blames_node=partial(self.health.blames_node, name, self.hosts[name]),
                 clock=clock,
             )
             counts = drain.recover() if found is None else Counts()
@@ -200,7 +191,7 @@ class SiteDrains:
         if counts.completed or counts.undecided:
             crawl = min(CRAWL_S, settings.git_timeout_ms / 2000) + CRAWL_PER_JOB_S * counts.completed
             if (is_slow := time.monotonic() - began > crawl) != row["slow"]:
-                mark_slow(self._database, name, is_slow=is_slow)
+                mark_slow(self.database, name, is_slow=is_slow)
         next_due = queue.next_due(clock())
         return counts, math.inf if next_due is None else next_due - clock()
 
@@ -221,10 +212,10 @@ class SiteDrains:
             interval = pull_backoff(failures, interval)
         else:
             self._failed_pulls.pop(site.name, None)
-        with self._database.connection() as connection:  # an order that came meanwhile stays
+        with self.database.connection() as connection:  # an order that came meanwhile stays
             connection.execute(
                 "UPDATE sites SET pull_at = %s WHERE name = %s AND pull_at IS NOT DISTINCT FROM %s",
-                (self._database.now() + interval if interval else None, site.name, pull_at),
+                (self.database.now() + interval if interval else None, site.name, pull_at),
             )
 
     def abort(self) -> None:
@@ -260,7 +251,7 @@ class SiteDrains:
         progress = progress_by(emit)
         allowlist = settings.allowlist(more=plugins.allowed_paths)
         staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
-        bases = PostgresBases(self._database, site.name, token=plans.token)
+        bases = PostgresBases(self.database, site.name, token=plans.token)
         identity = _identity(settings)
         known = site.pushed_tip
 

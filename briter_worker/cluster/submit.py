@@ -14,6 +14,7 @@ from briter_worker.client import compose
 from briter_worker.cluster import sites
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.git.payloads import GatherError, gather
+from briter_worker.git.undo import check_allowed
 from briter_worker.ports import RESTORE, Payload, SubmittedFile
 from briter_worker.queues.postgres.payloads import ContentChangedError, PayloadSource, submit
 from briter_worker.queues.postgres.rows import locked, select
@@ -132,11 +133,7 @@ def send_undo(
     if not paths or any(each.files_changed > len(each.changes) for each in undone):
         text = "the history does not have every file that the publications changed"
         raise DeclinedError(text, "git revert COMMIT in a clone of the site")
-    try:
-        for path in paths:
-            settings.allowlist().resolve(path)
-    except PathRefusedError as refused:
-        raise DeclinedError(f"{path} may not be published now: {refused.reason}", "allow the path") from None
+    check_allowed(settings.allowlist(), paths)
     mode = f"{RESTORE} {publications[0].commit} {to or ''}"
     payload = Payload(tuple(SubmittedFile(path, mode, None, 0.0) for path in paths))
     document = compose(slug, paths, message=message or f"Restore {slug}")

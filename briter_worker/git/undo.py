@@ -23,7 +23,7 @@ from briter_worker.git.work_tree import WorkTree
 from briter_worker.job import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.git.repository import Entry, Repository
@@ -126,12 +126,7 @@ def restored(
         raise DeclinedError(
             f"the remote has the version of {goal[:10]} already", "choose another version: --to COMMIT"
         )
-    for path in paths:
-        try:
-            allowlist.resolve(path)
-        except PathRefusedError as refused:
-            fix = "allow the path (BRITER_ALLOWED_PATHS), or restore it with git"
-            raise DeclinedError(f"{path} may not be published now: {refused.reason}", fix) from None
+    check_allowed(allowlist, paths)
     published = _versions(repository, last, paths)
     # What only the remote has changed since is dropped on request alone.
     known = (wanted, published, now) if to else (wanted, published)
@@ -142,6 +137,16 @@ def restored(
     ):
         _put_files(repository, work_tree, paths, known)
         yield paths
+
+
+def check_allowed(allowlist: Allowlist, paths: Iterable[str]) -> None:
+    """Raise DeclinedError if one of the files that an undo restores may not be published now."""
+    for path in paths:
+        try:
+            allowlist.resolve(path)
+        except PathRefusedError as refused:
+            fix = "allow the path (BRITER_ALLOWED_PATHS), or restore it with git"
+            raise DeclinedError(f"{path} may not be published now: {refused.reason}", fix) from None
 
 
 def versions_to_restore(
@@ -210,7 +215,7 @@ def _put_files(
     """Bring all files, or none, to the first of the known versions. Raises DeclinedError for an edit."""
     work_tree.clear_temporary()  # of an undo that was killed
     found, stats = _compare(repository, work_tree, paths, known)
-    wanted = {path: known[0][path] for path in paths if known[0][path] != found[path]}
+    wanted = {path: entry for path, entry in known[0].items() if entry != found[path]}
     done: list[str] = []
     try:
         _write(repository.git, work_tree, wanted, stats, done)
@@ -252,10 +257,8 @@ def _write(git: Git, work_tree: WorkTree, files: _Versions, stats: _Stats, done:
             command = ("cat-file", "--filters", f"--path={path}", entry.blob)
             content.write(git.run(*command, what=f"{path} could not be read"))
             content.flush()
-            is_executable = entry.mode == "100755"
-            copies[path] = work_tree.copy_beside(
-                path, Path(content.name), executable=is_executable, like=stats[path]
-            )
+            source, is_executable = Path(content.name), entry.mode == "100755"
+            copies[path] = work_tree.copy_beside(path, source, executable=is_executable, like=stats[path])
     for path in sorted(files, key=lambda path: path in copies):
         if not work_tree.put(copies.get(path), path, stats[path]):
             raise _edited([path])
