@@ -28,7 +28,7 @@ from briter_worker.errors import (
     failure_of,
 )
 from briter_worker.job import GIT_SYNC
-from briter_worker.ports import Backoff, Outcome, Publication, Request, Result
+from briter_worker.ports import Backoff, Outcome, Publication, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -158,7 +158,11 @@ class Drain:
                     batch.complete_cancelled()
                     if claim.key in batch.open:
                         batch.handle(claim)
-                self._publish(batch, [self._request(claim) for claim in batch.open.values()])
+                posts = list(batch.open.values())
+                if not self.co_authors:
+                    alone = {"co_authors": ()}
+                    posts = [claim._replace(job=claim.job.model_copy(update=alone)) for claim in posts]
+                self._publish(batch, posts)
             except StoppedError:
                 undecided = self._resolve(batch)
                 batch.counts.undecided = len(undecided)
@@ -172,17 +176,9 @@ class Drain:
                 self.emit(events.Revived(job_id=job.id, slug=job.slug))
         return batch.counts
 
-    def _request(self, claim: Claim) -> Request:
-        job, message = claim.job, claim.job.commit_message
-        if self.co_authors and job.co_authors:
-            trailers = [f"Co-authored-by: {person.name} <{person.email}>" for person in job.co_authors]
-            message = "\n".join([message.rstrip("\n"), "", *trailers, ""])
-        author = (job.author.name, job.author.email) if job.author else None
-        return Request(claim.key, job.slug, job.paths, message, job.created_at, author)
-
-    def _publish(self, batch: _Batch, requests: Sequence[Request]) -> None:
-        """Publish the requests with one push; halve them while one of them is at fault."""
-        if not requests:
+    def _publish(self, batch: _Batch, claims: Sequence[Claim]) -> None:
+        """Publish the claims with one push; halve them while one of them is at fault."""
+        if not claims:
             return
         if self.stopping():
             raise StoppedError
@@ -203,7 +199,7 @@ class Drain:
 
         try:
             for outcomes in self.publisher().publish(
-                requests,
+                claims,
                 scheduled=scheduled,
                 check=check,
                 cancelled=lambda: self.queue.cancelled(list(batch.open.values())),
@@ -213,15 +209,15 @@ class Drain:
         except (LockLostError, UnavailableError, StoppedError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever happens to a batch never ends the worker
-            self._publish_less(batch, requests, failure_of(error))
+            self._publish_less(batch, claims, failure_of(error))
 
-    def _publish_less(self, batch: _Batch, requests: Sequence[Request], failure: Failure) -> None:
-        """Fail the requests of a failed push, or publish them in halves until one at fault stands alone."""
+    def _publish_less(self, batch: _Batch, claims: Sequence[Claim], failure: Failure) -> None:
+        """Fail the claims of a failed push, or publish them in halves until one at fault stands alone."""
         if self.blames_node(failure):
             raise NodeFailureError(failure)
         undecided = self._undecided(batch)
         batch.counts.undecided = len(undecided)
-        left = [each for each in requests if each.key in batch.open and each.key not in undecided]
+        left = [each for each in claims if each.key in batch.open and each.key not in undecided]
         # Of any other failure, a smaller batch would fail as well.
         is_one_jobs_fault = failure.code is FailureCode.INTERNAL or _is_refusal(failure)
         if len(left) > 1 and is_one_jobs_fault:

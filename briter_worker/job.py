@@ -265,6 +265,13 @@ class Job(BaseModel):
         """Return the message exactly as declared, or the default one."""
         return f"Publish {self.slug}" if self.message is None else self.message
 
+    @property
+    def full_message(self) -> str:
+        """Return the message with a trailer for each co-author."""
+        message = self.commit_message
+        trailers = [f"Co-authored-by: {person.name} <{person.email}>" for person in self.co_authors]
+        return "\n".join([message.rstrip("\n"), "", *trailers, ""]) if trailers else message
+
     def due_at(self, now: float, longest_delay: float) -> float:
         """Return when the job may be published.
 

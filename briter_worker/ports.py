@@ -153,18 +153,6 @@ class Cancellation(NamedTuple):
     requested: tuple[Job, ...] = ()
 
 
-class Request(NamedTuple):
-    """One post for the publisher: the declared paths, not yet trusted, and the commit to make of them."""
-
-    key: str
-    """The claim's key."""
-    slug: str
-    paths: tuple[str, ...]
-    message: str
-    saved_at: float
-    author: tuple[str, str] | None = None
-
-
 class Change(NamedTuple):
     """One path of one commit."""
 
@@ -175,7 +163,7 @@ class Change(NamedTuple):
 
 
 class Result(Enum):
-    """Result of one request."""
+    """Result of one claim."""
 
     PUBLISHED = "published"
     """The commit is on the remote; in a dry run, the remote would take it."""
@@ -190,7 +178,7 @@ class Result(Enum):
 
 
 class Outcome(NamedTuple):
-    """Result of one request, and its facts."""
+    """Result of one claim, and its facts."""
 
     key: str
     result: Result
@@ -206,30 +194,30 @@ class Outcome(NamedTuple):
 
 
 class Publisher(Protocol):
-    """Turns requests into commits on one remote branch: all of a request, or nothing of it."""
+    """Turns claims into commits on one remote branch: all of a claim, or nothing of it."""
 
     def publish(
         self,
-        requests: Sequence[Request],
+        claims: Sequence[Claim],
         *,
         scheduled: Callable[[], Mapping[str, float]],
         check: Callable[[str, Sequence[Change]], Outcome | None],
         cancelled: Callable[[], Collection[str]],
         now: float,
     ) -> Iterator[Sequence[Outcome]]:
-        """Build one commit per request, push once, and yield each outcome as soon as it is certain.
+        """Build one commit per claim, push once, and yield each outcome as soon as it is certain.
 
         The caller stores the outcomes before it resumes the iteration: the publisher then drops its plan.
         `scheduled` is called before the files are read and again afterwards: files of scheduled jobs are left
-        out, and a request that may have read newly scheduled content is released. `check` may end a request
+        out, and a claim that may have read newly scheduled content is released. `check` may end a claim
         when its changes are known. `cancelled` is called up to the push.
 
-        Raises PublishError, or any other exception, for all requests that have no outcome yet. None of them
+        Raises PublishError, or any other exception, for all claims that have no outcome yet. None of them
         is on the remote unless `undecided` names it.
         """
 
     def resolve(self) -> Iterator[Sequence[Outcome]]:
-        """Ask the remote about each recorded plan; yield the outcomes of the requests that landed.
+        """Ask the remote about each recorded plan; yield the outcomes of the claims that landed.
 
         A plan is dropped when the iteration is resumed. A plan that did not land yields no outcomes.
         Raises PublishError when the remote cannot be asked; the remaining plans stay.
@@ -251,7 +239,7 @@ class Plan(NamedTuple):
     tip: str
     """The last commit, which the remote branch shall have."""
     commits: Mapping[str, str]
-    """The commit of each request, by claim key; a request without changes is absent."""
+    """The commit of each claim, by its key; a claim without changes is absent."""
     blobs: Mapping[str, str | None]
     """The blob that was read from the work tree for each path (None: deleted)."""
 

@@ -19,7 +19,8 @@ from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.push import Person
 from briter_worker.git.staging import Staging
-from briter_worker.ports import Payload, Plan, PublishedVersion, Request, SubmittedFile
+from briter_worker.job import Job
+from briter_worker.ports import Claim, Payload, Plan, PublishedVersion, SubmittedFile
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -144,7 +145,7 @@ class Cluster:
         folders: Iterable[str] = (),
         at: float | None = None,
         bases: Mapping[str, str | None] | None = None,
-    ) -> Request:
+    ) -> Claim:
         """A CMS saves a post: a job with all that it publishes."""
         self.clock += 1
         saved_at = self.clock if at is None else at
@@ -159,7 +160,8 @@ class Cluster:
         key = f"{slug}-{self.clock}"
         folders = tuple(folders)
         self.database.payloads[key] = Payload(tuple(submitted), folders)
-        return Request(key, slug, folders or tuple(files), f"Publish {slug}", saved_at)
+        job = Job(id=key, slug=slug, paths=folders or tuple(files), created_at=saved_at)
+        return Claim(key, job, 1)
 
     @contextmanager
     def opened(self, node: str = "one") -> Iterator[Repository]:
@@ -185,18 +187,18 @@ class Cluster:
 
     def publish(
         self,
-        *requests: Request,
+        *claims: Claim,
         node: str = "one",
         scheduled: Mapping[str, float] | None = None,
         settle: bool = True,
     ) -> dict[str, Outcome]:
         """Drain these on a node; the outcomes by slug. `settle` False: the worker dies after the push."""
-        slugs = {request.key: request.slug for request in requests}
+        slugs = {claim.key: claim.job.slug for claim in claims}
         found: dict[str, Outcome] = {}
         with self.opened(node) as repository:
             publisher = self.publisher(repository)
             for outcomes in publisher.publish(
-                requests,
+                claims,
                 scheduled=lambda: scheduled or {},
                 check=lambda _key, _changes: None,
                 cancelled=tuple,

@@ -172,10 +172,10 @@ class Staged:
     changes: dict[str, File | None] = field(default_factory=dict)
     """By path, deletions (None) first. A file without content has its blob in the repository."""
     unchanged: dict[str, str | None] = field(default_factory=dict)
-    """The blobs of paths that came with the request and are what the tip has; empty for a work tree."""
+    """The blobs of paths that came with the claim and are what the tip has; empty for a work tree."""
     uses_lfs: bool = False
     failure: Failure | None = None
-    """Set when this request alone cannot be published."""
+    """Set when this claim alone cannot be published."""
 
     def expand(self, folders: Folders, allowlist: Allowlist, declared: str) -> None:
         """Add the files that a declared path stands for. Raises PublishError for an unreadable folder."""

@@ -2,7 +2,7 @@
 
 An edit knows its base, the version that its author started from. Where the tree still has the base, the
 edit is taken as it is. Where both sides changed a file, their lines are merged. Overlapping lines are a
-conflict of that one request, whose version is kept on a branch of the remote.
+conflict of that one claim, whose version is kept on a branch of the remote.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from briter_worker.git.folders import Staged
     from briter_worker.git.push import OwnCommit
     from briter_worker.git.repository import Entry, Repository
-    from briter_worker.ports import BaseVersions, Request
+    from briter_worker.ports import BaseVersions, Claim
 
 _MAX_CONFLICTS = 127
 """`git merge-file` exits with the number of conflicts, at most this one."""
@@ -51,7 +51,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One path of one request: the new file (None: deleted), and its base (None: what the tree has)."""
+    """One path of one claim: the new file (None: deleted), and its base (None: what the tree has)."""
 
     path: str
     file: File | None
@@ -64,16 +64,16 @@ class Edit:
 
 
 class Item(NamedTuple):
-    """A request that is ready to be built."""
+    """A claim that is ready to be built."""
 
-    request: Request
+    claim: Claim
     staged: Staged
     edits: tuple[Edit, ...]
 
     @property
     def key(self) -> str:
-        """Return the request's key."""
-        return self.request.key
+        """Return the claim's key."""
+        return self.claim.key
 
     @property
     def blobs(self) -> dict[str, str | None]:
@@ -81,9 +81,10 @@ class Item(NamedTuple):
         return {**self.staged.unchanged, **{edit.path: edit.blob for edit in self.edits}}
 
     def commit(self, identity: Person, now: float, files: Mapping[str, File | None]) -> Commit:
-        """Return the commit that makes these changes for the request."""
-        author = Person(*self.request.author) if self.request.author else identity
-        return Commit(self.request.message.encode(), author.line(now), identity.line(now), files)
+        """Return the commit that makes these changes for the claim."""
+        named = self.claim.job.author
+        author = Person(named.name, named.email) if named else identity
+        return Commit(self.claim.job.full_message.encode(), author.line(now), identity.line(now), files)
 
     def rebased(self, bases: Mapping[str, Base], own: Sequence[OwnCommit]) -> Item:
         """Return the same edits, of these bases and of what the worker's own commits made of them."""
@@ -99,13 +100,13 @@ class Item(NamedTuple):
     def outcome(
         self, result: Result, *, commit: str | None = None, failure: Failure | None = None
     ) -> Outcome:
-        """Return the request's outcome."""
+        """Return the claim's outcome."""
         rejected = (*self.staged.rejected, *self.staged.missing)
         return Outcome(self.key, result, commit, failure, rejected_paths=rejected)
 
 
 class Merge:
-    """Places requests on one commit's tree, one after another."""
+    """Places claims on one commit's tree, one after another."""
 
     def __init__(
         self, repository: Repository, tip: str, paths: Iterable[str], read: Callable[[str], bytes]
@@ -128,7 +129,7 @@ class Merge:
         conflicts: list[str] = []
         results: dict[str, tuple[Edit, File | None]] = {}
         deleted: set[str] = set()
-        # Deletions first: another file of the request may take the place.
+        # Deletions first: another file of the claim may take the place.
         for edit in sorted(edits, key=lambda each: each.file is not None):
             path, theirs = edit.path, self._current(edit.path)
             if self._last.get(path) == (edit, theirs):
@@ -145,7 +146,7 @@ class Merge:
                 files[path] = ours
         if conflicts:
             return {}, conflicts
-        # Another request may bring the same edit. Merged with its own result, the edit could conflict with
+        # Another claim may bring the same edit. Merged with its own result, the edit could conflict with
         # itself, where neighbouring lines are alike.
         self._last.update(results)
         self._changed.update(files)
@@ -250,7 +251,7 @@ class Conflicts:
         kept = {each.commit for version in self._open.values() for each in version.conflicts.values()}
         self._merged = {each for each in kept if each and self._repository.is_ancestor(each, tip)}
 
-    def rebase(self, edit: Edit, request: Request) -> Edit:
+    def rebase(self, edit: Edit, claim: Claim) -> Edit:
         """Return the edit; if its path has an open conflict, with the base that follows from that.
 
         Another content of the same post, saved after the conflict was recorded, is the author's answer to the
@@ -259,8 +260,8 @@ class Conflicts:
         if edit.path not in self._open:
             return edit
         start, conflicts = self._open[edit.path]
-        own, base = conflicts.get(request.slug), start
-        if own is not None and request.saved_at > own.recorded_at and edit.blob != own.ours:
+        own, base = conflicts.get(claim.job.slug), start
+        if own is not None and claim.job.created_at > own.recorded_at and edit.blob != own.ours:
             base = own.theirs
         base = next((each.ours for each in conflicts.values() if each.commit in self._merged), base)
         return replace(edit, base=Base(base))
@@ -268,7 +269,7 @@ class Conflicts:
     def settle(
         self, item: Item, paths: Sequence[str], merge: Merge, *, clock: Callable[[], float], dry_run: bool
     ) -> Outcome:
-        """Return the failure of a request that conflicts; its version is kept, and remembered as such."""
+        """Return the failure of a claim that conflicts; its version is kept, and remembered as such."""
         message, fix = f"the remote changed {', '.join(paths)} in the same lines", _SAVE_AGAIN
         if not dry_run:
             try:
@@ -300,8 +301,8 @@ class Conflicts:
             self._store.remember({path: BaseVersion(base.blob) for path, base in over.items()}, {})
 
     def _keep(self, item: Item, parent: str, now: float) -> tuple[str, str | None]:
-        """Push the request's version as one commit on `parent`; return the branch, or nothing."""
-        repository, slug = self._repository, item.request.slug
+        """Push the claim's version as one commit on `parent`; return the branch, or nothing."""
+        repository, slug = self._repository, item.claim.job.slug
         merge = Merge(repository, parent, item.blobs, self._read)
         files, _ = merge.place([replace(edit, base=None) for edit in item.edits])
         if not files:
@@ -336,7 +337,7 @@ class Conflicts:
         return tip
 
     def _remember(self, item: Item, paths: Sequence[str], merge: Merge, new: Conflict) -> None:
-        slug, bases = item.request.slug, {edit.path: edit.base for edit in item.edits}
+        slug, bases = item.claim.job.slug, {edit.path: edit.base for edit in item.edits}
         for path in paths:
             base, theirs = bases[path], Base.of(merge.entries.get(path)).blob
             known = self._open.get(path, BaseVersion(base.blob if base else theirs))

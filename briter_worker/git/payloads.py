@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from briter_worker.git.push import File
     from briter_worker.git.staging import Staging
-    from briter_worker.ports import BaseVersions, Payloads, PublishedVersion, Request
+    from briter_worker.ports import BaseVersions, Claim, Payloads, PublishedVersion
 
 _GIT_TIMEOUT_S = 60.0
 _ANY_SIZE = 2**63
@@ -222,19 +222,19 @@ class SubmittedCopies:
         self._newest = _Newest({})
 
     def stage(
-        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
+        self, claims: Sequence[Claim], *, tip: str, scheduled: Mapping[str, float]
     ) -> dict[str, Staged]:
-        """Return what each request changes on `tip`, by its key."""
-        payloads = dict(self._payloads.of([request.key for request in requests]))
+        """Return what each claim changes on `tip`, by its key."""
+        payloads = dict(self._payloads.of([claim.key for claim in claims]))
         refused = self._resolve_undos(payloads)
         self._newest = _Newest(payloads)
         git = self._repository.git
         try:
             with tempfile.TemporaryDirectory(prefix="worktree-", dir=git.state_dir) as folder:
                 unsound = self._write_files(Path(folder))
-                self._write_rules(Path(folder), tip, requests)
+                self._write_rules(Path(folder), tip, claims)
                 git.worktree = Path(folder)
-                staged = self._staging.stage(requests, tip=tip, scheduled=scheduled)
+                staged = self._staging.stage(claims, tip=tip, scheduled=scheduled)
         except UnavailableError:
             raise
         except OSError as error:
@@ -298,11 +298,11 @@ class SubmittedCopies:
                 path.chmod(0o755 if file.mode == "100755" else 0o644)
         return unsound
 
-    def _write_rules(self, root: Path, tip: str, requests: Sequence[Request]) -> None:
+    def _write_rules(self, root: Path, tip: str, claims: Sequence[Claim]) -> None:
         """Write the rule files along the folders, unless the CMS changed or removed them."""
         folders, files = {""}, {file.path for file in self._newest.present()}
         wanted = set[str]()
-        for path in (*self._newest.files, *(path for request in requests for path in request.paths)):
+        for path in (*self._newest.files, *(path for claim in claims for path in claim.job.paths)):
             with suppress(PathRefusedError):
                 resolved = self._allowlist.resolve(path)
                 wanted.add(resolved)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from briter_worker.git.push import OwnCommit
     from briter_worker.git.repository import Move, Repository
     from briter_worker.git.staging import WorkTreeCopies
-    from briter_worker.ports import BaseVersions, PlanStore, Request
+    from briter_worker.ports import BaseVersions, Claim, PlanStore
 
 _MAX_RACES = 5
 _LAST_COMMAND_TIMEOUT_S = 10.0
@@ -53,7 +53,7 @@ class Tip(NamedTuple):
     """Commits of the worker's that turned out to be on the remote: pushes whose answers were lost."""
 
     def unchanged(self, item: Item) -> Outcome:
-        """Return the outcome of a request that changes nothing here."""
+        """Return the outcome of a claim that changes nothing here."""
         if item.staged.withheld:
             path, until = min(item.staged.withheld.items(), key=lambda each: each[1])
             text, fix = f"a job that cannot be read declares {path}", "save its post again, or cancel the job"
@@ -62,7 +62,7 @@ class Tip(NamedTuple):
                 fix = "publish the scheduled post now, or cancel it"
             failure = Failure(FailureCode.UNSETTLED, text, fix)
             return item.outcome(Result.FAILED, failure=failure)._replace(retry_at=until)
-        message = item.request.message.encode().strip()
+        message = item.claim.job.full_message.encode().strip()
         for own in reversed(self.own_commits):
             if own.message == message and not own.blobs.keys().isdisjoint(item.blobs):
                 return item.outcome(Result.PUBLISHED, commit=own.sha)
@@ -103,7 +103,7 @@ class GitPublisher:
 
     def publish(
         self,
-        requests: Sequence[Request],
+        claims: Sequence[Claim],
         *,
         scheduled: Callable[[], Mapping[str, float]],
         check: Callable[[str, Sequence[Change]], Outcome | None],
@@ -119,7 +119,7 @@ class GitPublisher:
                 self._copies.catch_up()
             tip = self._first_tip()
             self._scheduled = scheduled()
-            read, outcomes = self._read(requests, tip)
+            read, outcomes = self._read(claims, tip)
             # A post that was scheduled meanwhile may have been read, and its time has not come.
             newly_scheduled = {normalized(path) for path in scheduled().keys() - self._scheduled.keys()}
             items: list[Item] = []
@@ -210,18 +210,18 @@ class GitPublisher:
         self._note_moved(own, since.commit, fetched)
         return Tip(fetched, fetched, own_commits=(*since.own_commits, *own))
 
-    def _read(self, requests: Sequence[Request], tip: Tip) -> tuple[list[Item], list[Outcome]]:
-        """Return the requests' changes as edits of their bases; and the failures of single requests."""
-        staged = self._copies.stage(requests, tip=tip.commit, scheduled=self._scheduled)
+    def _read(self, claims: Sequence[Claim], tip: Tip) -> tuple[list[Item], list[Outcome]]:
+        """Return the claims' changes as edits of their bases; and the failures of single claims."""
+        staged = self._copies.stage(claims, tip=tip.commit, scheduled=self._scheduled)
         paths = {path for each in staged.values() for path in each.changes}
         bases = self._copies.bases(paths, tip.commit) if paths else {}
         self._conflicts.load(paths, tip.commit)
         items: list[Item] = []
         outcomes: list[Outcome] = []
-        for request in requests:
-            each = staged[request.key]
+        for claim in claims:
+            each = staged[claim.key]
             edits = (Edit(path, file, bases.get(path)) for path, file in each.changes.items())
-            item = Item(request, each, tuple(self._conflicts.rebase(edit, request) for edit in edits))
+            item = Item(claim, each, tuple(self._conflicts.rebase(edit, claim) for edit in edits))
             if each.failure is None:
                 items.append(item)
             else:
@@ -293,7 +293,7 @@ class GitPublisher:
         conflicts: list[tuple[Item, list[str]]] = []
         own: dict[str, Commit] = {}
         carriers: dict[str, str] = {}
-        """By path: the key of the request whose commit has it."""
+        """By path: the key of the claim whose commit has it."""
         carried: dict[str, str] = {}
         blobs: dict[str, str | None] = {}
         for item in items:
@@ -383,11 +383,11 @@ class GitPublisher:
         entries = self._repository.entries(tip.commit, known.keys())
         bases = {path: base or Base.of(entries.get(path)) for path, base in known.items()}
         if self._repository.git.worktree is None:  # a job may delete what only the new tip has
-            items, failed = self._read([item.request for item in items], moved)
+            items, failed = self._read([item.claim for item in items], moved)
             settled += failed
         self._conflicts.load(known.keys(), moved.commit)  # a user may have merged a branch
         for number, item in enumerate(items):
-            edits = (self._conflicts.rebase(edit, item.request) for edit in item.edits)
+            edits = (self._conflicts.rebase(edit, item.claim) for edit in item.edits)
             items[number] = item._replace(edits=tuple(edits))
         return [item.rebased(bases, moved.own_commits) for item in items], moved
 

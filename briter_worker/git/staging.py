@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from briter_worker.allowlist import Allowlist
     from briter_worker.git.folders import Stamp
     from briter_worker.git.run import Git
-    from briter_worker.ports import Request
+    from briter_worker.ports import Claim
 
 _CHECK_ATTRIBUTES = (
     *("check-attr", "-z", "--stdin"),
@@ -80,20 +80,20 @@ class Staging:
 
     def stage(
         self,
-        requests: Sequence[Request],
+        claims: Sequence[Claim],
         *,
         tip: str,
         scheduled: Mapping[str, float],
         bases: Mapping[str, str | None] = _NO_BASES,
     ) -> dict[str, Staged]:
-        """Return what each request changes on `tip`, by its key. Raises StoppedError after an abort.
+        """Return what each claim changes on `tip`, by its key. Raises StoppedError after an abort.
 
         `scheduled` has the paths that scheduled jobs declare: their files are withheld from folders that are
         no more specific. `bases` has the versions of `tip` that the work tree does not have, but others in
         their place, which its files are edits of.
         """
         with closing(Folders(cast("Path", self.repository.git.worktree))) as folders:
-            return _Batch(self, folders, tip, bases).stage(requests, scheduled)
+            return _Batch(self, folders, tip, bases).stage(claims, scheduled)
 
 
 class WorkTreeCopies:
@@ -134,11 +134,11 @@ class WorkTreeCopies:
             self._conflicting(conflicts)
 
     def stage(
-        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
+        self, claims: Sequence[Claim], *, tip: str, scheduled: Mapping[str, float]
     ) -> Mapping[str, Staged]:
         """Return what differs from the versions that the work tree's files are edits of."""
         kept = {path: base.blob for path, base in self.checkout.state().bases.items()}
-        return self._staging.stage(requests, tip=self._agreed(tip), scheduled=scheduled, bases=kept)
+        return self._staging.stage(claims, tip=self._agreed(tip), scheduled=scheduled, bases=kept)
 
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Return the remembered versions, else those of the commit where mirror and remote agreed."""
@@ -155,7 +155,7 @@ class WorkTreeCopies:
 
 
 class _Batch:
-    """One batch of requests, staged against one commit."""
+    """One batch of claims, staged against one commit."""
 
     def __init__(self, staging: Staging, folders: Folders, tip: str, bases: Mapping[str, str | None]) -> None:
         self._staging = staging
@@ -171,8 +171,8 @@ class _Batch:
         self._filtered: set[str] = set()
         self._lfs: set[str] = set()
 
-    def stage(self, requests: Sequence[Request], scheduled: Mapping[str, float]) -> dict[str, Staged]:
-        batch = {request.key: self._expand(request) for request in requests}
+    def stage(self, claims: Sequence[Claim], scheduled: Mapping[str, float]) -> dict[str, Staged]:
+        batch = {claim.key: self._expand(claim) for claim in claims}
         if files := dict.fromkeys(path for staged in batch.values() for path in staged.files):
             self._has_attributes = _has_rules(self._git, files, ".gitattributes")
             if self._has_attributes:
@@ -193,10 +193,10 @@ class _Batch:
 
     # Which files
 
-    def _expand(self, request: Request) -> Staged:
+    def _expand(self, claim: Claim) -> Staged:
         staged = Staged()
         try:
-            for path in request.paths:
+            for path in claim.job.paths:
                 self._git.check_running()
                 staged.expand(self._folders, self._staging.allowlist, path)
         except PublishError as error:

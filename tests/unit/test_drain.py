@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from briter_worker.events import Event
-    from briter_worker.ports import Publisher, Request
+    from briter_worker.ports import Claim, Publisher
 
 COMMIT = "c" * 40
 
 
 @dataclass
 class Bench:
-    """A drain of a real queue, and the publisher that it is given: each request with one push."""
+    """A drain of a real queue, and the publisher that it is given: each claim with one push."""
 
     disk: Disk
-    outcome: Callable[[Request], Outcome] = lambda request: Outcome(request.key, Result.PUBLISHED, COMMIT)
-    refuses: Callable[[Request], Exception | None] = lambda _: None
-    """Raised for a whole batch that contains such a request."""
+    outcome: Callable[[Claim], Outcome] = lambda claim: Outcome(claim.key, Result.PUBLISHED, COMMIT)
+    refuses: Callable[[Claim], Exception | None] = lambda _: None
+    """Raised for a whole batch that contains such a claim."""
     lost: Exception | None = None
     """Raised once by the push."""
     unopened: Exception | None = None
@@ -66,16 +66,16 @@ class Bench:
             raise self.unopened
         return self
 
-    def publish(self, requests: Sequence[Request], **_: object) -> Iterator[Sequence[Outcome]]:
-        for request in requests:
-            if error := self.refuses(request):
+    def publish(self, claims: Sequence[Claim], **_: object) -> Iterator[Sequence[Outcome]]:
+        for claim in claims:
+            if error := self.refuses(claim):
                 raise error
-        self.plans.append(tuple(request.key for request in requests))
+        self.plans.append(tuple(claim.key for claim in claims))
         if self.lost:
             error, self.lost = self.lost, None
             raise error
-        self.published.append([request.slug for request in requests])
-        yield [self.outcome(request) for request in requests]
+        self.published.append([claim.job.slug for claim in claims])
+        yield [self.outcome(claim) for claim in claims]
         self.plans.pop()
 
     def resolve(self) -> Iterator[Sequence[Outcome]]:
@@ -132,7 +132,7 @@ def test_one_jobs_fault_is_found_by_halving_and_the_others_are_published(
     bench: Bench, error: Exception, code: str, state: State
 ) -> None:
     bench.save("a", "b", "bad", "c", "d")
-    bench.refuses = lambda request: error if request.slug == "bad" else None
+    bench.refuses = lambda claim: error if claim.job.slug == "bad" else None
     assert bench.drain.run() == Counts(completed=5, failed=1)
     assert sorted(chain.from_iterable(bench.published)) == ["a", "b", "c", "d"]
     assert bench.disk.document("bad")["failure"] == code
