@@ -207,7 +207,10 @@ class Node:
             try:
                 while not self._stop.is_set():
                     if self._health.problem is None:
-                        await self._run_workers()
+                        await asyncio.gather(
+                            self._run_worker([DRAIN_QUEUE], self._slots, wait=True),
+                            self._run_worker([SLOW_QUEUE], self._lanes.slow, wait=True),
+                        )
                     else:
                         await self._rest()
             finally:
@@ -237,11 +240,6 @@ class Node:
         with suppress(DatabaseError):
             collect_blobs(self._database)
         self._threads.shutdown()
-
-    async def _run_workers(self) -> None:
-        """Run a worker of Procrastinate's for each lane."""
-        lanes = {DRAIN_QUEUE: self._slots, SLOW_QUEUE: self._lanes.slow}
-        await asyncio.gather(*(self._run_worker([queue], size, wait=True) for queue, size in lanes.items()))
 
     async def _run_worker(self, queues: list[str], size: int, *, wait: bool) -> None:
         """Run Procrastinate's worker until it stops; an error of its own ends it, and a new one follows."""
