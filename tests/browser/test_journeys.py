@@ -103,6 +103,7 @@ def test_a_publication_is_looked_at_and_undone(running: Running, visitor: Visito
     page = visitor.page
     for number, tide in ((1, "low"), (2, "high")):
         path = running.save("tide", f"The tide is {tide}.")
+        eventually(lambda: running.knows("tide"))
         page.goto("/post?slug=tide")
         expect(page.locator(".attempts > li")).to_have_count(number)
     page.get_by_text("1 file changed").first.click()
