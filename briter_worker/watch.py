@@ -6,6 +6,7 @@ worker itself writes nor a restart makes jobs. The kernel's events only say wher
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import defaultdict
@@ -43,6 +44,7 @@ _STILL_S = 0.01
 _LONGEST_STILL_S = 0.5
 _ARRIVAL_S = 0.5
 """The files of a new folder are one bundle, in whatever order they come, if none comes later than this."""
+_LONGEST_ARRIVAL_S = 10.0
 _ARRIVAL_LOOK_S = 0.1
 _MAX_ARRIVING = 1000
 """With more files than this, new folders are an import, and nobody waits for the last one."""
@@ -230,12 +232,17 @@ class PostWatcher:
         known = self.repository.entries(self._tip(), {each for above in folders.values() for each in above})
 
         @cache
-        def is_arriving(folder: str) -> bool:
+        def age(path: str) -> float:
             with suppress(OSError):
-                return folder not in known and 0 <= now - (self.root / folder).stat().st_ctime < _ARRIVAL_S
-            return False
+                return abs(now - (self.root / path).stat().st_ctime)
+            return math.inf
 
-        found = {path for path, above in folders.items() if any(map(is_arriving, above))}
+        found = {
+            path
+            for path, above in folders.items()
+            if any(each not in known and age(each) < _ARRIVAL_S for each in above)
+            and age(path) < _LONGEST_ARRIVAL_S
+        }
         return found if len(found) <= _MAX_ARRIVING else set()
 
     def _covers(self, job: Job, files: Sequence[str]) -> bool:

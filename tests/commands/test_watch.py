@@ -98,6 +98,10 @@ def test_a_bundle_that_comes_file_by_file_is_one_job(
     clock[0] += 1
     assert watcher.save(arriving) == set()
     assert {job["slug"]: len(job["paths"]) for job in site.jobs()} == {"posts/old": 1, "posts/trip": 3}
+    clock[0] = site.write_post("content/posts/import/one.md", "one of many\n").parent.stat().st_ctime
+    monkeypatch.setattr("briter_worker.watch._LONGEST_ARRIVAL_S", 0.0)  # the folder never holds still
+    assert watcher.save({"content/posts/import/one.md"}) == set()
+    assert len(site.jobs()) == 3
 
 
 def test_a_page_of_kirby_is_one_post_without_its_unpublished_edits(site: Site) -> None:
