@@ -68,6 +68,10 @@ def undo_post(settings: Settings, slug: str, *, to: str | None = None, message: 
 
     Where jobs do not carry their contents, bring the post's files to that version first.
     """
+    try:
+        client.compose(slug, [], message=message)  # before a file changes
+    except ValueError as error:
+        raise UsageError(f"the message cannot be used: {error}", "write another message") from None
     publications = _publications(settings, slug)
     if settings.database_url:
         from briter_worker.cluster.submit import send_undo  # noqa: PLC0415 - the extra [postgres]

@@ -188,6 +188,8 @@ def _find_goal(repository: Repository, last: str, to: str | None) -> tuple[str, 
 
 
 def _rev_parse(repository: Repository, revision: str) -> str | None:
+    if "\0" in revision:
+        return None
     command = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     out = repository.git.attempt(*command)[1].decode().strip()
     return out if _COMMIT.fullmatch(out) else None

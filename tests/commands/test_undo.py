@@ -161,6 +161,7 @@ def test_an_undo_of_an_edit_of_the_remote_needs_to_be_asked_for(site: Site, two:
         (["a", "--to", "--all"], 2, "no commit of main"),
         (["a", "--to", "other"], 2, "no commit of main"),
         (["a", "--to", "main"], 1, "already"),
+        (["a", "-m", "\udcff"], 2, "half of a surrogate pair"),
     ],
 )
 def test_an_undo_that_makes_no_sense_changes_nothing(
@@ -240,6 +241,7 @@ def test_the_dashboard_undoes(site: Site) -> None:
         for wanted, status in (
             ({"to": second, "message": "Back"}, 200),
             ({"to": "nowhere"}, 409),
+            ({"to": "a\0b"}, 409),
             ({"then": 1}, 422),
         ):
             assert dashboard.api.post("/api/jobs/a/undo", json=wanted).status_code == status, wanted
