@@ -16,7 +16,7 @@ from briter_worker.errors import DeclinedError, FailureCode, PublishError
 from briter_worker.git.checkout import MirrorState
 from briter_worker.git.index import hash_files, set_entries
 from briter_worker.git.push import FilePlans, push, push_large_files, write_commit
-from briter_worker.git.repository import Entry
+from briter_worker.git.repository import Entry, name_some
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from briter_worker.git.repository import LocalCommit, Repository
 
 _MAX_RACES = 5
-_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,9 @@ def pull(
                 return PullResult(tip, late_reason=checkout.late_reason, is_blocked=checkout.is_blocked)
             commits = repository.local_commits("--no-merges")[::-1]
             if not rebase:
+                subjects = [f"{each.commit[:10]} ({each.subject})" for each in commits]
                 raise DeclinedError(
-                    f"{len(commits)} local commits are not on the remote: {_subjects(commits)}",
+                    f"{len(commits)} local commits are not on the remote: {name_some(subjects)}",
                     "briter-worker pull --rebase --push",
                 )
             new = _Rebase(repository, checkout, tip, commits).run()
@@ -177,11 +177,10 @@ class _Rebase:
 
     def _conflict(self, commit: LocalCommit, paths: Sequence[str]) -> DeclinedError:
         remote, branch = self._repository.remote, self._repository.branch
-        more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
         # Not to the remote's tip: files that the remote changed are older here, and would look edited.
         return DeclinedError(
             f"the local commit {commit.commit[:10]} ({commit.subject}) and the remote changed the same lines "
-            f"of {', '.join(paths[:_NAMED])}{more}; nothing was changed",
+            f"of {name_some(paths)}; nothing was changed",
             f"git worktree add --detach ../rebase {branch}, and there: git rebase {remote}/{branch}, resolve "
             f"the conflicts, git push {remote} HEAD:{branch}; then in the site: git reset "
             f"{(self._agreed or self._tip)[:10]}",
@@ -224,8 +223,3 @@ class _Rebase:
         self._git.run("read-tree", commit or "--empty", env=self._index)
         set_entries(self._git, changes, self._index)
         return self._git.run("write-tree", env=self._index).decode().strip()
-
-
-def _subjects(commits: Sequence[LocalCommit]) -> str:
-    named = ", ".join(f"{each.commit[:10]} ({each.subject})" for each in commits[:_NAMED])
-    return named + (f" and {len(commits) - _NAMED} more" if len(commits) > _NAMED else "")

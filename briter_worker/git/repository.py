@@ -45,6 +45,7 @@ _VERY_FEW_PATHS = 12
 _FEW_PATHS = 100
 """Git compares each entry of a folder with each path, so that for more paths all entries are listed."""
 _MAX_PACKS = 10
+_NAMED = 10
 
 Move = tuple[str, str | None, str | None]
 """A ref, its new value (None: delete it), and the value it must have (None: any; empty: none yet)."""
@@ -437,6 +438,12 @@ def read_raw(out: bytes) -> Iterator[tuple[str, str, Entry | None, Entry | None]
             old_mode, new_mode, old_blob, new_blob, _ = text[1:].split(" ")
             old = Entry(old_mode, old_blob) if old_mode.strip("0") else None
             yield commit, next(fields), old, Entry(new_mode, new_blob) if new_mode.strip("0") else None
+
+
+def name_some(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def nul_lines(lines: Iterable[str]) -> bytes:

@@ -18,7 +18,7 @@ import filelock
 from briter_worker.allowlist import PathRefusedError
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.git.index import hash_files
-from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, blob_of
+from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, blob_of, name_some
 from briter_worker.git.work_tree import WorkTree
 from briter_worker.job import quoted
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 LOCK_NAME = "undo.lock"
-_NAMED = 10
 _SHOWN = 50
 """A page shows the differences of so many files."""
 _MAX_SHOWN_BYTES = 20 << 20
@@ -268,8 +267,7 @@ def _write(git: Git, work_tree: WorkTree, files: _Versions, stats: _Stats, done:
 
 
 def _edited(paths: Sequence[str]) -> DeclinedError:
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     return DeclinedError(
-        f"{', '.join(paths[:_NAMED])}{more} changed since the publication; nothing was changed",
+        f"{name_some(paths)} changed since the publication; nothing was changed",
         "save the post to publish the changes, then undo; a change of the remote alone: undo --to COMMIT",
     )
