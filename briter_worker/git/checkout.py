@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from briter_worker.allowlist import is_safe_to_check_out
 from briter_worker.errors import FailureCode, PublishError, describe, os_error_text
 from briter_worker.git.index import Index, hash_files
-from briter_worker.git.repository import LINK, SUBMODULE, Entry, blob_of, read_raw
+from briter_worker.git.repository import LINK, SUBMODULE, Entry, blob_of, move_line, read_raw
 from briter_worker.git.work_tree import WorkTree
 
 if TYPE_CHECKING:
@@ -439,9 +439,8 @@ class _Move:
             with self.index.locked(), update as command:
                 say = partial(_transact, command)
                 say("start")
-                for name, new, old in filter(None, moves):
-                    must = old or "0" * len(self.new)
-                    say(f"update {name} {new} {must}" if new else f"delete {name} {must}")
+                for move in filter(None, moves):
+                    say(move_line(move))
                 say("prepare")
                 self.checkout.repository.check()  # nobody can switch branches any more: HEAD is locked, too
                 self._put_files(wanted)

@@ -217,10 +217,7 @@ class Repository:
         if self.git.worktree is None:  # a clone that is locked, and thrown away if damaged
             self._write_refs(moves)
             return
-        stdin = ""
-        for name, new, old in moves:
-            must = "0" * len(new or "") if old == "" else old or ""
-            stdin += (f"update {name} {new} {must}" if new else f"delete {name} {must}").rstrip() + "\n"
+        stdin = "".join(f"{move_line(move)}\n" for move in moves)
         command = ("update-ref", "-m", "briter: publish", "--stdin")
         self.git.run(*command, stdin=stdin.encode(), what="the refs could not be moved")
 
@@ -438,6 +435,13 @@ def read_raw(out: bytes) -> Iterator[tuple[str, str, Entry | None, Entry | None]
             old_mode, new_mode, old_blob, new_blob, _ = text[1:].split(" ")
             old = Entry(old_mode, old_blob) if old_mode.strip("0") else None
             yield commit, next(fields), old, Entry(new_mode, new_blob) if new_mode.strip("0") else None
+
+
+def move_line(move: Move) -> str:
+    """Return the line with which `git update-ref --stdin` makes the move."""
+    name, new, old = move
+    must = "0" * len(new or "") if old == "" else old or ""
+    return (f"update {name} {new} {must}" if new else f"delete {name} {must}").rstrip()
 
 
 def name_some(names: Sequence[str]) -> str:
