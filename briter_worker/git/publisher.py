@@ -18,6 +18,9 @@ from briter_worker.git.push import (
     Commit,
     Person,
     UncertainPushError,
+    find_late,
+    forget_unlanded,
+    note_unlanded,
     push,
     push_large_files,
     read_changes,
@@ -176,6 +179,7 @@ class GitPublisher:
                     # Git could not move the ref after the push: it was locked, or the disk failed.
                     repository.update_refs((repository.tracking_ref, pushed, seen))
             if repository.git.worktree is not None:  # a cluster's clone is thrown away instead
+                forget_unlanded(repository, now)
                 repository.tidy(now, keep=[self._batch_ref(plan) for plan in self._plans.plans()])
 
     # Before the push
@@ -245,6 +249,11 @@ class GitPublisher:
             return now + time.monotonic() - started
 
         while waiting:
+            if late := find_late(self._repository, (item.key for item in waiting), tip.commit):
+                found = [(item, late[item.key]) for item in waiting if item.key in late]
+                settled += [self._settle_late(item, commit, tip) for item, commit in found]
+                waiting = [item for item in waiting if item.key not in late]
+                continue
             plan, merge, unchanged, conflicts = self._build(waiting, tip, now)
             if gone := {item.key for item in waiting} & set(cancelled()):
                 settled += [item.outcome(Result.CANCELLED) for item in waiting if item.key in gone]
@@ -277,6 +286,14 @@ class GitPublisher:
             return
         if settled:
             yield settled
+
+    def _settle_late(self, item: Item, commit: str, tip: Tip) -> Outcome:
+        """Return the outcome of a save that an earlier push has published; its file is an edit of that."""
+        entries = self._repository.entries(commit, item.blobs)
+        blobs = {path: entries[path].blob if path in entries else None for path in item.blobs}
+        plan = Plan("", tip.expect, commit, {item.key: commit}, blobs)
+        self._follow(plan, tip.commit)
+        return self._described([item.outcome(Result.PUBLISHED, commit=commit)], plan, f"{commit}^")[0]
 
     def _build(
         self, items: Sequence[Item], tip: Tip, now: float
@@ -370,6 +387,8 @@ class GitPublisher:
         if there is None and plan.base is not None:
             raise repository.no_branch_error()
         if there in (None, plan.base):
+            if repository.git.worktree is not None:  # what a cluster submitted does not change
+                note_unlanded(repository, plan.commits)
             return None
         if there == plan.tip and repository.ref(self._batch_ref(plan)) == plan.tip:
             return plan.tip

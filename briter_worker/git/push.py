@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from briter_worker.git.run import Git
 
 _PROGRESS_STEP = 100
+_UNLANDED_S = 86_400.0
 _DROPPED = " .,:;<>\"\\'"
 _IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
 _T = TypeVar("_T")
@@ -344,6 +345,41 @@ def _result_of(infos: list[PushInfo], text: str) -> bool:
     if messages.is_remote_moved(summary, text):
         return False
     raise messages.from_rejection(summary, text)
+
+
+def note_unlanded(repository: Repository, commits: Mapping[str, str]) -> None:
+    """Remember the commits of a push that a slow remote may apply later, by the key of each save."""
+    repository.update_refs(*((_unlanded_ref(repository, key), sha, None) for key, sha in commits.items()))
+
+
+def find_late(repository: Repository, keys: Iterable[str], tip: str) -> Mapping[str, str]:
+    """Return the commits of these saves that have landed after all: `tip` contains them."""
+    if not (landed := _unlanded(repository, "objectname", "--merged", tip)):
+        return {}
+    found = {key: landed.get(_unlanded_ref(repository, key)) for key in keys}
+    return {key: sha for key, sha in found.items() if sha}
+
+
+def forget_unlanded(repository: Repository, now: float) -> None:
+    """Forget the pushes of more than a day ago."""
+    noted = _unlanded(repository, "committerdate:unix")
+    if old := [(ref, None, None) for ref, date in noted.items() if now - int(date) > _UNLANDED_S]:
+        repository.update_refs(*old)
+
+
+def _unlanded(repository: Repository, fact: str, *options: str) -> dict[str, str]:
+    prefix, folder = f"{repository.own_refs}/unlanded/", repository.git.common_dir
+    packed = folder / "packed-refs"
+    if not (folder / prefix).is_dir() and not (packed.is_file() and prefix.encode() in packed.read_bytes()):
+        return {}  # without a process: nearly always
+    command = ("for-each-ref", f"--format=%(refname) %({fact})", *options, prefix)
+    out = repository.git.run(*command, what="the pushes without an answer could not be read").decode()
+    return dict(line.split() for line in out.splitlines())
+
+
+def _unlanded_ref(repository: Repository, key: str) -> str:
+    digest = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
+    return f"{repository.own_refs}/unlanded/{digest}"
 
 
 class FilePlans:
