@@ -215,6 +215,9 @@ class ClusterSite(Site):
         super().__init__(settings, name=settings.site, base=f"/sites/{settings.site}", **options)
         self._database = database
 
+    def _era(self) -> str:
+        return f"{registry.get(self._database, self.name).created_at} "
+
     def _store(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
         send(self.settings, document, files=contents)
 

@@ -14,7 +14,7 @@ from dashboards import Dashboard, events, serving, sign_in
 from sites import Site, eventually
 
 from briter_worker.cluster.sites import Site as Registered
-from briter_worker.cluster.sites import add
+from briter_worker.cluster.sites import add, remove
 from briter_worker.queues.postgres.payloads import submit
 from briter_worker.settings import load_settings
 
@@ -27,12 +27,12 @@ LATE = "2099-01-01T09:00:00.000Z"
 NAMES = ("blog", "shop")
 
 
-def registered(database: Database, *names: str) -> None:
+def registered(database: Database, *names: str, created_at: float = 1.0) -> None:
     settings = load_settings({})
     for name in names:
         add(
             database,
-            Registered(name, "https://example.org/r.git", "main", "local-mdx", created_at=1.0),
+            Registered(name, "https://example.org/r.git", "main", "local-mdx", created_at=created_at),
             settings,
         )
 
@@ -199,7 +199,7 @@ def test_a_post_comes_over_http_with_its_files_and_is_published(site: Site, data
     )
 
 
-def test_requests_with_one_idempotency_key_are_one_job(dashboard: Dashboard) -> None:
+def test_requests_with_one_idempotency_key_are_one_job(dashboard: Dashboard, database: Database) -> None:
     body = {
         "slug": "hello",
         "scheduledFor": LATE,
@@ -222,8 +222,14 @@ def test_requests_with_one_idempotency_key_are_one_job(dashboard: Dashboard) -> 
     key = {"Idempotency-Key": "k"}
     other = {**body, "contents": {"content/a.md": encoded("b")}}
     assert dashboard.api.post("/api/sites/blog/jobs", json=other, headers=key).status_code == 422
-    assert dashboard.api.post("/api/sites/shop/jobs", json=other, headers=key).json()["replayed"] is False
     assert dashboard.json("/api/sites/blog/jobs")["total"] == 1
+    first = dashboard.api.post("/api/sites/shop/jobs", json=other, headers=key).json()
+    assert first["replayed"] is False
+    dashboard.api.post(f"/api/sites/shop/jobs/{first['id']}/cancel").raise_for_status()
+    assert dashboard.api.post("/api/sites/shop/jobs", json=other, headers=key).json()["replayed"] is True
+    remove(database, "shop", discard=True)
+    registered(database, "shop", created_at=2.0)  # of another customer
+    assert dashboard.api.post("/api/sites/shop/jobs", json=other, headers=key).json()["replayed"] is False
 
 
 @pytest.mark.parametrize(
