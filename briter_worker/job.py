@@ -255,7 +255,9 @@ class Job(BaseModel):
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False)
             where = ".".join(map(str, found[0]["loc"]))
-            reason = f"{where}: {found[0]['msg'].removeprefix('Value error, ')}"
+            said = found[0]["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+            said = said.replace("valid tuple", "list")  # what JSON calls it
+            reason = f"{where}: {said}"
             broken = {str(each["loc"][0]) for each in found}
             readable = {key: value for key, value in document.items() if key not in broken}
             raise MalformedJobError(reason, readable) from None
