@@ -44,6 +44,8 @@ PER_PAGE = 100
 _MAX_OPEN = 64
 _MEASURED = 20
 """Sites with series of their own in the metrics if none were asked for: those in trouble, and the busiest."""
+_PATIENCE_S = 3.0
+"""A visitor waits for a lost database no longer; a node does."""
 _SHOW = (
     ("all", "all sites"),
     ("trouble", "sites with failed posts"),
@@ -81,6 +83,7 @@ class Cluster:
     def __init__(self, settings: Settings, *, log: LogSink, complain: Callable[[str], None]) -> None:
         self.settings = settings
         self.database: Database = wiring.open_database(settings)
+        self.database.patience = _PATIENCE_S
         self.feed = Feed(self._news)
         self._log = log
         self._complain = complain

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from sites import events_in, eventually
+from sites import events_in, eventually, lines_of
 
 from briter_worker.settings import load_settings
 from briter_worker.wiring import open_post_watcher
@@ -221,9 +221,7 @@ def test_a_post_of_too_many_files_for_one_job_is_told_and_keeps_no_other_waiting
         eventually(lambda: [job["slug"] for job in site.jobs()] == ["posts/b"])
         site.write_post("content/posts/c.md", "c\n")
         eventually(lambda: len(site.jobs()) == 2)
-        watcher.terminate()
-        out, _ = watcher.communicate(timeout=20)
-    entry = next(each for each in events_in(out) if each["event"] == "warning")
+        entry = next(each for each in lines_of(watcher) if each["event"] == "warning")
     assert "posts/a" in entry["error"]
     assert "declare a folder" in entry["fix"]
 

@@ -129,7 +129,8 @@ class Database:
         self.conninfo = _conninfo(url)
         """For other clients of the same database (Procrastinate): the same schema and time limits."""
         self._connections = max(1, connections)
-        self._patience = patience
+        self.patience = patience
+        """Seconds to wait for a connection."""
         self._guard = threading.Lock()
         self._pool: ConnectionPool[Connection] | None = None
         self._shared = threading.local()
@@ -165,7 +166,7 @@ class Database:
             yield shared
             return
         try:
-            with self._open_pool().connection() as connection:
+            with self._open_pool().connection(self.patience) as connection:
                 yield connection
         except PoolTimeout:
             self._try_to_connect()
@@ -263,8 +264,7 @@ class Database:
                     min_size=0,
                     max_size=self._connections,
                     open=True,
-                    timeout=self._patience,
-                    reconnect_timeout=self._patience,
+                    reconnect_timeout=self.patience,
                     num_workers=1,
                     check=_check_connection,
                 )
