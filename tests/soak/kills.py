@@ -394,6 +394,8 @@ class World:
         left = [path for path in left if path.name not in _LASTING]
         left += (site.worktree / ".git").glob("worktrees/*")
         left += [*(site.remote / "refs").rglob("*.lock"), *site.storage.rglob("*.tmp")]
+        # The half-written job of a `watch` that was killed is removed an hour later.
+        left = [path for path in left if path.parent != site.queue]
         for each in left:
             yield f"{each.relative_to(site.root)} is left over"
         mine = ("notes/", "drafts/", "side/")

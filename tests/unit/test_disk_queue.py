@@ -82,6 +82,14 @@ def test_names_that_are_not_jobs_are_never_touched(disk: Disk) -> None:
     assert sorted(path.name for path in disk.root.iterdir()) == before
 
 
+def test_what_a_killed_producer_had_half_written_is_removed_an_hour_later(disk: Disk) -> None:
+    ours, young, anybodys = f".{'a' * 32}.tmp", f".{'b' * 32}.tmp", ".a.tmp"
+    for name, age in ((ours, 3601.0), (young, 3599.0), (anybodys, 9999.0)):
+        disk.put(name, b"{", age=age)
+    disk.queue.recover(NOW)
+    assert {path.name for path in disk.root.iterdir() if path.is_file()} == {young, anybodys}
+
+
 def test_a_rewritten_file_stays_as_open_to_the_cms_as_it_was(disk: Disk) -> None:
     path = disk.put("a.json", b'{"slug": "a", "paths": ["x"]}')
     path.chmod(0o664)

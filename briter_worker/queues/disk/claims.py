@@ -53,6 +53,8 @@ _FOLDER = ".claimed"
 _LONGEST_NAME = 220
 """In bytes: leaves room for a digest and a mark."""
 _DIGEST = re.compile(r"\.[0-9a-f]{16}(?=\.json$)")
+_PARTIAL = re.compile(r"\.[0-9a-f]{32}\.tmp")
+_PARTIAL_S = 3600.0
 _FIX = "correct what wrote the file, save the post again, then cancel this job"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_REASON = 400
@@ -212,6 +214,13 @@ class ClaimFolder:
                 self.claimed.unlink(name)
         claims = [name for name in names if is_job_name(name)]
         return claims, [name for name in names if name.startswith(".") and name.endswith(SUFFIX)]
+
+    def remove_partials(self, now: float) -> None:
+        """Remove what producers that were killed long ago had half written."""
+        for name in filter(_PARTIAL.fullmatch, self.root.names()):
+            with contextlib.suppress(FileNotFoundError):
+                if now - self.root.stat(name).st_mtime > _PARTIAL_S:
+                    self.root.unlink(name)
 
     # The quarantine
 

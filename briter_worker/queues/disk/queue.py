@@ -169,6 +169,7 @@ class DiskQueue(DiskControl):
             self._index.refresh(now)
             with contextlib.suppress(PermissionError):
                 self._tidy(now)
+                self._claims.remove_partials(now)
             claims, back, gone = [], [], []
             for key in self._claims.names()[0]:
                 file = self._claims.read(key)
