@@ -56,9 +56,10 @@ def measure(lab: Lab) -> Section:
 
 
 def _scan(site: Site) -> float:
-    """Return the CPU seconds of a scan that finds no change. A queue without a watcher always scans."""
+    """Return the CPU seconds of a scan that finds no change."""
     queue = DiskQueue(site.queue, site.root / "quarantine", longest_delay=1800.0, dry_run=False)
     queue.next_due(time.time())
+    queue.watcher.close()  # a folder that is watched anew is scanned
     before = time.process_time()
     queue.next_due(time.time())
     return time.process_time() - before
