@@ -53,7 +53,7 @@ class Holder(NamedTuple):
     """Whether the worker runs dry: commands and pages may have other settings."""
     heartbeat: float | None = None
     alive: bool | None = None
-    """Whether the holder is alive, where that was asked."""
+    """True if the holder is alive, where that was asked."""
 
 
 _IDENTITY = frozenset(Holder._fields) - {"pid", "alive"}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL."""
 _STEP_S = 0.1
-"""How often the deadlines of running commands are looked at."""
+"""Seconds between two looks at the deadlines of running commands."""
 _PIECE = 1 << 16
 _KEPT_ERROR_BYTES = 64_000
 """So much is kept of the beginning of git's error output, and as much of its end."""

@@ -1,4 +1,4 @@
-"""What dead gits left in a repository: lock files, and temporary ones."""
+"""Lock files and temporary files that dead git processes left in a repository."""
 
 from __future__ import annotations
 

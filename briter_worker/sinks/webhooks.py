@@ -278,7 +278,7 @@ class Sender:
     _has_news: bool = False
     _thread: threading.Thread | None = None
     _until: float = math.inf
-    """When the thread has to end, by the monotonic clock."""
+    """The end of the thread's time, by the monotonic clock."""
     _warned: dict[str, float] = field(default_factory=dict)
 
     def wake(self) -> None:

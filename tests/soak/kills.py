@@ -390,12 +390,14 @@ class World:
 
     def _left_over(self) -> Iterator[str]:
         site = self._site
+        if halves := list(site.queue.glob(".*.tmp")):  # of a `watch` that was killed: removed after an hour
+            for half in halves:
+                os.utime(half, (0, 0))
+            site.run_once()
         left = [*self._debris(), *(site.worktree / ".git").rglob("*.lock")]
         left = [path for path in left if path.name not in _LASTING]
         left += (site.worktree / ".git").glob("worktrees/*")
         left += [*(site.remote / "refs").rglob("*.lock"), *site.storage.rglob("*.tmp")]
-        # The half-written job of a `watch` that was killed is removed an hour later.
-        left = [path for path in left if path.parent != site.queue]
         for each in left:
             yield f"{each.relative_to(site.root)} is left over"
         mine = ("notes/", "drafts/", "side/")

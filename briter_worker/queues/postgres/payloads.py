@@ -222,7 +222,7 @@ class PostgresPayloads:
         self._contents: dict[str, bytes] = {}
         self._published: dict[str, PublishedVersion | None] = {}
         self._bases: dict[str, BaseVersion | None] = {}
-        """What was read of the files of the last payloads, and of other paths that were asked for."""
+        """The rows read so far: of the last payloads' files, and of other paths that were asked for."""
 
     def of(self, keys: Collection[str]) -> Mapping[str, Payload]:
         """Return the payload of each claim, by key."""
