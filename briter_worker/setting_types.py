@@ -173,4 +173,11 @@ SiteNames = Annotated[
     tuple[Annotated[str, _matching(rf"{SITE_NAME}|\*", "names of sites, or *")], ...], _Split, _Strings
 ]
 DatabaseAddress = Annotated[str, _matching(r"postgres(?:ql)?://[!-~]+|", _DATABASE)]
+HostApi = Annotated[
+    str,
+    _matching(
+        r"(?:https://[A-Za-z0-9.-]+|http://(?:localhost|127\.0\.0\.1|\[::1\]))(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?|",
+        "an address with https, on this machine also http, such as https://git.example.org/api/v4",
+    ),
+]
 Token = Annotated[str, _matching(r"[!-~]{16,200}|", "at least 16 characters, without spaces")]

@@ -118,6 +118,12 @@ class Settings(BaseSettings):
     git_co_authors: types.Flag = _setting(
         False, "Name the authors of superseded saves in `Co-authored-by` trailers of the commit."
     )
+    git_host_token: types.Token = _setting(
+        "", "Token with which `doctor` asks the git host which rules a push has to meet.", secret=True
+    )
+    git_host_api: types.HostApi = _setting(
+        "", "Address of the git host's API, such as `https://git.example.org/api/v4`. Empty: by its name."
+    )
     git_hooks: types.Flag = _setting(False, "Run the repository's own hooks.")
     worker_dry_run: types.Flag = _setting(
         True, "Do everything except the push. Jobs stay in the queue as `tried`."

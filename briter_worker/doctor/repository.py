@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from briter_worker.allowlist import PathRefusedError
 from briter_worker.doctor import State, attempt, error, ok, warning
 from briter_worker.doctor.environment import check_accounts, check_writable
+from briter_worker.doctor.host import check_rules
 from briter_worker.errors import FailureCode, FixableError, PublishError, os_error_text
 from briter_worker.git.folders import Folders
 from briter_worker.git.push import write_commit
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from briter_worker.settings import Settings
 
 _MIN_GIT = (2, 38)
-_ASKED = "can be reached, and git may push; rules that the host applies to a real push were not asked"
+_ASKED = "can be reached, and git may push"
+_NOT_ASKED = "rules that the host applies to a real push were not asked, as BRITER_GIT_HOST_TOKEN is not set"
 _MAX_SKEW_S = 2.0
 _MAX_TIMEOUT_MS = 30_000
 """A user is waiting, so a remote that hangs has less time than in a publication."""
@@ -64,7 +66,11 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _check_folders(settings, repository)
     yield _check_storage(settings, repository)
     yield from _check_local_commits(repository)
-    yield _check_remote(repository)
+    remote = _check_remote(repository, settings)
+    yield remote
+    if settings.git_host_token and remote.state is State.OK:
+        url = repository.git.run("remote", "get-url", "--push", "--", repository.remote).decode().strip()
+        yield check_rules(settings, url)
 
 
 def _check_worktree(repository: Repository) -> None:
@@ -159,7 +165,11 @@ def _check_local_commits(repository: Repository) -> Iterator[Finding]:
         yield warning("local-commits", message, PULL_COMMAND)
 
 
-def _check_remote(repository: Repository) -> Finding:
+def _asked(settings: Settings) -> str:
+    return _ASKED if settings.git_host_token else f"{_ASKED}; {_NOT_ASKED}"
+
+
+def _check_remote(repository: Repository, settings: Settings) -> Finding:
     """Ask for a push without making it: network, host key, credentials and permission in one."""
     branch, remote = repository.branch, repository.remote
 
@@ -171,7 +181,7 @@ def _check_remote(repository: Repository) -> Finding:
         if theirs is None and seen is not None:
             raise repository.no_branch_error()
         ask_push(repository, repository.ref(repository.branch_ref) or "", expected=theirs or "")
-        return f"{branch} of {remote} {_ASKED}" if theirs else ""
+        return f"{branch} of {remote} {_asked(settings)}" if theirs else ""
 
     finding = attempt("remote", ask)
     if finding.state is State.OK and not finding.message:
@@ -222,8 +232,11 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
     else:
         yield ok("site", f"{site.name} publishes {', '.join(own.folders)} to {site.branch}")
     yield from _check_signing(own, settings.cache_root)
-    message = f"{site.branch} of {site.remote} {_ASKED}"
-    yield attempt("remote", lambda: _ask_site_remote(site, own), message)
+    message = f"{site.branch} of {site.remote} {_asked(settings)}"
+    remote = attempt("remote", lambda: _ask_site_remote(site, own), message)
+    yield remote
+    if settings.git_host_token and remote.state is State.OK:
+        yield check_rules(own, site.remote)
 
 
 def _check_clock(database: Database) -> Finding:

@@ -7,13 +7,15 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from remotes import Exchange, HttpRemote, closed_port, http_remote, serve, stalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from sites import Result, Site
@@ -261,3 +263,203 @@ def test_a_repository_of_somebody_else_is_told(site: Site) -> None:
     told = the(examine(site), "ownership")
     assert told["state"] == "error"
     assert "safe.directory" in told["fix"]
+
+
+# The rules of a git host, which a dry run of git does not show
+
+
+TOKEN = "canary-0123456789-abcdef"  # noqa: S105 - of nobody
+GITHUB_RULE = {"ruleset_source_type": "Repository", "ruleset_source": "me/blog", "ruleset_id": 42}
+UNPROTECTED_AT_GITHUB = {"name": "main", "protected": False, "protection": {"enabled": False}}
+PROTECTED_AT_GITHUB = {"name": "main", "protected": True, "protection": {"enabled": True}}
+HOSTS: dict[str, tuple[str, dict[str, Any], tuple[str, str, str]]] = {
+    "github, unprotected": (
+        "/api/v3",
+        {"/repos/me/blog/rules/branches/main": [], "/repos/me/blog/branches/main": UNPROTECTED_AT_GITHUB},
+        ("ok", "no rule that refuses", ""),
+    ),
+    "github, a ruleset": (
+        "/api/v3",
+        {
+            "/repos/me/blog/rules/branches/main": [
+                {**GITHUB_RULE, "type": "deletion"},
+                {**GITHUB_RULE, "type": "pull_request", "parameters": {"required_approving_review_count": 1}},
+            ],
+            "/repos/me/blog/rulesets/42": {"id": 42, "current_user_can_bypass": "never"},
+            "/repos/me/blog/branches/main": UNPROTECTED_AT_GITHUB,
+        },
+        ("warning", "refuse pushes: pull request", "bypass"),
+    ),
+    "github, a ruleset that is bypassed": (
+        "/api/v3",
+        {
+            "/repos/me/blog/rules/branches/main": [{**GITHUB_RULE, "type": "required_status_checks"}],
+            "/repos/me/blog/rulesets/42": {"id": 42, "current_user_can_bypass": "always"},
+            "/repos/me/blog/branches/main": UNPROTECTED_AT_GITHUB,
+        },
+        ("ok", "no rule that refuses", ""),
+    ),
+    "github, a protection": (
+        "/api/v3",
+        {
+            "/repos/me/blog/rules/branches/main": [],
+            "/repos/me/blog/branches/main": PROTECTED_AT_GITHUB,
+            "/repos/me/blog/branches/main/protection": {
+                "required_status_checks": {"strict": True, "contexts": ["ci"]},
+                "required_signatures": {"url": "https://api.github.com/…", "enabled": True},
+                "enforce_admins": {"enabled": True},
+                "lock_branch": {"enabled": False},
+            },
+        },
+        ("warning", "refuse pushes: required status checks, required signatures", "BRITER_GIT_SIGNING_KEY"),
+    ),
+    "github, a protection that the token may not read": (
+        "/api/v3",
+        {"/repos/me/blog/rules/branches/main": [], "/repos/me/blog/branches/main": PROTECTED_AT_GITHUB},
+        ("warning", "this token may not read", "bypass"),
+    ),
+    "gitlab, unprotected": (
+        "/api/v4",
+        {"/projects/me%2Fblog/repository/branches/main": {"protected": False, "can_push": False}},
+        ("ok", "no rule that refuses", ""),
+    ),
+    "gitlab, protected": (
+        "/api/v4",
+        {"/projects/me%2Fblog/repository/branches/main": {"protected": True, "can_push": False}},
+        ("error", "is protected", "let the account that pushes push to main"),
+    ),
+    "gitlab, open to the user, signed only": (
+        "/api/v4",
+        {
+            "/projects/me%2Fblog/repository/branches/main": {"protected": True, "can_push": True},
+            "/projects/me%2Fblog/push_rule": {"id": 1, "reject_unsigned_commits": True},
+        },
+        ("warning", "required signatures", "BRITER_GIT_SIGNING_KEY"),
+    ),
+    "gitea, unprotected": (
+        "/api/v1",
+        {"/repos/me/blog/branches/main": {"protected": False, "user_can_push": True}},
+        ("ok", "no rule that refuses", ""),
+    ),
+    "gitea, protected": (
+        "/api/v1",
+        {"/repos/me/blog/branches/main": {"protected": True, "user_can_push": False}},
+        ("error", "is protected", "let the account that pushes push to main"),
+    ),
+    "forgejo, open to the user, signed only": (
+        "/api/v1",
+        {
+            "/repos/me/blog/branches/main": {
+                "protected": True,
+                "user_can_push": True,
+                "effective_branch_protection_name": "ma*",
+            },
+            "/repos/me/blog/branch_protections/ma%2A": {"require_signed_commits": True},
+        },
+        ("warning", "required signatures", "BRITER_GIT_SIGNING_KEY"),
+    ),
+    "a repository that the token may not see": (
+        "/api/v4",
+        {},
+        ("warning", "its API answered 404", "BRITER_GIT_HOST_TOKEN"),
+    ),
+    "another API": (
+        "/api/v4",
+        {"/projects/me%2Fblog/repository/branches/main": ["main"]},
+        ("warning", "not of a known API", "BRITER_GIT_HOST_API"),
+    ),
+}
+
+
+class GitHost:
+    """A git host whose API answers what it is told to, and who asked with what."""
+
+    def __init__(self, remote: HttpRemote) -> None:
+        self.remote = remote
+        self.api = ""
+        self.answers: dict[str, Any] = {}
+        self.tokens: list[str | None] = []
+
+    def behave(self, exchange: Exchange) -> None:
+        path = exchange.handler.path.partition("?")[0]
+        if not path.startswith("/api/"):
+            serve(exchange)
+            return
+        self.tokens.append(exchange.handler.headers.get("Authorization"))
+        answer = self.answers.get(path.removeprefix(self.api))
+        body = json.dumps({"message": "Not Found"} if answer is None else answer).encode()
+        exchange.reply(404 if answer is None else 200, body)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        address = f"http://127.0.0.1:{self.remote.port}{self.api}"
+        return {"BRITER_GIT_HOST_TOKEN": TOKEN, "BRITER_GIT_HOST_API": address}
+
+
+@pytest.fixture
+def host(site: Site) -> Iterator[GitHost]:
+    (site.root / "me").mkdir()
+    site.remote.rename(site.root / "me" / "blog.git")
+    with http_remote(site.root) as remote:
+        found = GitHost(remote)
+        remote.behaviour = found.behave
+        site.git("remote", "set-url", "origin", remote.url(site.root / "me" / "blog.git"))
+        yield found
+
+
+@pytest.mark.parametrize("case", HOSTS)
+def test_the_host_is_asked_for_rules_that_git_does_not_show(site: Site, host: GitHost, case: str) -> None:
+    host.api, host.answers, (state, message, fix) = HOSTS[case]
+    result = examine(site, **host.settings)
+    told = the(result, "rules")
+    assert (told["state"], message in told["message"]) == (state, True), told
+    assert fix in (told["fix"] or "")
+    assert set(host.tokens) == {f"Bearer {TOKEN}"}
+    assert result.returncode == (1 if state == "error" else 0)
+    assert TOKEN not in result.stdout
+
+
+def test_signed_commits_meet_the_rule_that_asks_for_them(site: Site, host: GitHost) -> None:
+    host.api, host.answers, _ = HOSTS["forgejo, open to the user, signed only"]
+    key = site.root / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    assert the(examine(site, **host.settings, BRITER_GIT_SIGNING_KEY=str(key)), "rules")["state"] == "ok"
+
+
+def test_without_a_token_nobody_is_asked_and_the_doctor_says_so(site: Site, host: GitHost) -> None:
+    told = the(examine(site, BRITER_GIT_HOST_API=host.settings["BRITER_GIT_HOST_API"]), "remote")
+    assert told["state"] == "ok"
+    assert "were not asked, as BRITER_GIT_HOST_TOKEN is not set" in told["message"]
+    assert host.tokens == []
+
+
+def test_the_token_goes_to_the_remotes_own_host_only(site: Site, host: GitHost) -> None:
+    asks = {"BRITER_GIT_HOST_TOKEN": TOKEN}
+    for api in ("", "https://git.example.org/api/v4", f"http://localhost:{host.remote.port}/api/v4"):
+        told = the(examine(site, **asks, BRITER_GIT_HOST_API=api), "rules")
+        assert (told["state"], "BRITER_GIT_HOST_API" in told["fix"]) == ("warning", True)
+    refused = site.command("doctor", **asks, BRITER_GIT_HOST_API="http://git.example.org/api/v4")
+    assert (refused.returncode, "BRITER_GIT_HOST_API is" in refused.stderr) == (2, True)
+    assert host.tokens == []
+
+
+def redirects(exchange: Exchange, port: int) -> None:
+    exchange.reply(302, headers={"Location": f"http://127.0.0.1:{port}/elsewhere"})
+
+
+def never_ends(exchange: Exchange) -> None:
+    exchange.reply(200, b"[" + b" " * (2 << 20))
+
+
+@pytest.mark.parametrize("misbehaves", [never_ends, stalls, redirects])
+def test_a_host_that_misbehaves_is_warned_of_in_time(
+    site: Site, host: GitHost, misbehaves: Callable[..., None]
+) -> None:
+    with closed_port() as port:
+        options = (port,) if misbehaves is redirects else ()
+        host.remote.behaviour = lambda exchange: (
+            misbehaves(exchange, *options) if exchange.handler.path.startswith("/api/") else serve(exchange)
+        )
+        host.api = "/api/v1"
+        told = the(examine(site, **host.settings), "rules")
+    assert (told["state"], "was not asked for its rules" in told["message"]) == ("warning", True)
