@@ -28,6 +28,8 @@ CONTRACT = {
     "BRITER_GIT_TIMEOUT_MS": 120_000,
     "BRITER_GIT_PULL_INTERVAL_MS": 0,
     "BRITER_PULL_SECRET": "",
+    "BRITER_GIT_HOST_TOKEN": "",
+    "BRITER_GIT_HOST_API": "",
     "BRITER_GIT_SIGNING_FORMAT": "ssh",
     "BRITER_GIT_SIGNING_KEY": "",
     "BRITER_GIT_HOOKS": False,
@@ -423,7 +425,7 @@ def test_no_site_has_a_place_on_the_worker_of_its_own_and_its_secrets_are_places
 ) -> None:
     properties = settings_schema()["properties"]
     refused = {name for name in properties if name.endswith(("Root", "Worktree", "Host", "Port"))}
-    refused |= {"databaseUrl", "dashboardToken", "webhookSecret", "pullSecret"}
+    refused |= {"databaseUrl", "dashboardToken", "webhookSecret", "pullSecret", "gitHostToken", "gitHostApi"}
     assert not {key(f"BRITER_{name}") for name in PER_SITE} & refused
     node = load_settings({"BRITER_BUILD_HOOK_URL": "https://node.example.org/x"})
     file = tmp_path / "build"
