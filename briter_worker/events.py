@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inspect import get_annotations
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, dataclass_transform
 
 from briter_worker.job import GIT_SYNC
@@ -14,11 +15,10 @@ _MAX_UPDATED_PATHS = 1000
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-class Event:
+class Event(SimpleNamespace):
     """Base class. `name` is the public name of the event, `level` the level of its log line.
 
-    A subclass declares its fields as a dataclass does; mypy checks them. No code is compiled for it, because
-    every start of the worker would pay for that.
+    A subclass declares its fields as a dataclass does; mypy checks them.
     """
 
     name: ClassVar[str]
@@ -30,21 +30,6 @@ class Event:
 
     def __init_subclass__(cls) -> None:
         cls.fields = (*cls.fields, *get_annotations(cls))
-
-    def __init__(self, **facts: object) -> None:
-        vars(self).update(facts)
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._facts() == other._facts()
-
-    def __hash__(self) -> int:
-        return hash(self._facts())
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}{self._facts()}"
-
-    def _facts(self) -> tuple[object, ...]:
-        return tuple(getattr(self, name) for name in self.fields)
 
 
 class JobEvent(Event):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -59,15 +57,18 @@ Document = dict[str, Any]
 class UnreadableJobError(Exception):
     """The bytes are not a JSON document (yet): the producer may still be writing them."""
 
-    def __init__(self, reason: str, document: Document | None = None) -> None:
+    def __init__(self, reason: str) -> None:
         self.reason = one_line(reason)
-        self.document = document or {}
-        """The keys that could be read, without the broken ones."""
         super().__init__(self.reason)
 
 
 class MalformedJobError(UnreadableJobError):
     """The bytes are JSON, but not a job."""
+
+    def __init__(self, reason: str, document: Document | None = None) -> None:
+        super().__init__(reason)
+        self.document = document or {}
+        """The keys that are not broken."""
 
 
 class Status(StrEnum):
@@ -399,37 +400,14 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
         raise MalformedJobError(f"the file has {len(data)} bytes; a job file has at most {MAX_FILE_BYTES}")
     try:
         value = _DECODER.decode(data.decode("utf-8-sig"))
-        if (reason := _fault_of(value)) and isinstance(value, dict):
-            readable = {key: each for key, each in value.items() if not _fault_of({key: each})}
-            raise MalformedJobError(reason, readable)
-        if reason:
-            raise MalformedJobError(reason)
+        if reason := _fault_of(value):
+            keys = value.items() if isinstance(value, dict) else ()
+            raise MalformedJobError(reason, {key: each for key, each in keys if not _fault_of({key: each})})
     except RecursionError:
         raise MalformedJobError(f"the JSON is nested deeper than {_MAX_DEPTH} levels") from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-        raise UnreadableJobError(f"not valid JSON: {error}", _readable_keys(data)) from None
+        raise UnreadableJobError(f"not valid JSON: {error}") from None
     return value
-
-
-def _readable_keys(data: bytes) -> Document:
-    """Return the complete keys of a torn JSON object, and of `paths` the complete ones."""
-    text = data.decode("utf-8-sig", "replace")
-    found: Document = {}
-    start = re.match(r"\s*\{\s*", text)
-    at = start.end() if start else len(text)
-    with suppress(ValueError, RecursionError, MalformedJobError):
-        while key := _KEY.match(text, at):
-            name = json.loads(key[1])
-            if name == "paths":
-                found[name], at = [], key.end()
-                while item := _ITEM.match(text, at):  # each from where the last one ended: in linear time
-                    found[name].append(json.loads(item[1]))
-                    at = item.end()
-            value, end = _DECODER.raw_decode(text, key.end())
-            if (separator := _SEPARATOR.match(text, end)) is None:
-                break
-            found[name], at = value, separator.end()
-    return {key: value for key, value in found.items() if not _fault_of({key: value})}
 
 
 def _fault_of(value: object, depth: int = 0) -> str:
@@ -462,10 +440,6 @@ def _refuse_constant(text: str) -> float:
     raise MalformedJobError(f"{text} is not JSON")
 
 
-_STRING = r'("(?:[^"\\]++|\\.)*+")'
-_KEY = re.compile(rf"\s*+{_STRING}\s*+:\s*+")
-_ITEM = re.compile(rf"[\s\[,]*+{_STRING}")
-_SEPARATOR = re.compile(r"\s*[,}]")
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
 
 

@@ -36,7 +36,7 @@ from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
 from briter_worker.sinks.recorder import ActionLog, FanOut, HistorySink, OpenedLater, SiteCondition, Target
 from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore, StoreError
-from briter_worker.worker import Puller, PullOrder, Stop, Worker, heartbeat
+from briter_worker.worker import Puller, Stop, Worker, heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -339,10 +339,11 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
             queue.requeue(now, [row.job.id for row in queue.jobs(now) if row.state is State.FAILED])
 
     interval = settings.git_pull_interval_ms / 1000
-    puller = Puller(pull_order(settings, git), interval, pull=pull, report=report_pull)
+    puller = Puller(pull_order(settings, git), interval, pull, report_pull)
     worker = Worker(
         drain=drain,
         queue=queue,
+        stuck_files=queue.stuck_files,
         still_ours=lock.still_ours,
         emit=emit,
         stop=stop,
@@ -436,12 +437,12 @@ def warn_by(emit: Callable[[events.Event], None]) -> Callable[[str, str], None]:
     return lambda text, fix: emit(events.Warned(error=text, fix=fix))
 
 
-def pull_order(settings: Settings, git: Git) -> PullOrder:
-    """Return the order to pull. It is this work tree's alone."""
+def pull_order(settings: Settings, git: Git) -> Path:
+    """Return the file by which a user orders a pull of this work tree alone."""
     try:
-        return PullOrder(git.own_dir / "pull")
+        return git.own_dir / "pull"
     except PublishError:  # the repository is damaged: the jobs' attempts report it
-        return PullOrder(settings.git_worktree / ".git" / "briter" / "pull")
+        return settings.git_worktree / ".git" / "briter" / "pull"
 
 
 def _open_publisher(

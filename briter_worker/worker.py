@@ -12,12 +12,11 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from briter_worker.drain import Counts
 from briter_worker.errors import Failure, FailureCode, LockLostError, PublishError, StoppedError, describe
 from briter_worker.events import Paused, Resumed, Warned, WorkerStopping
-from briter_worker.ports import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from briter_worker.drain import Drain
     from briter_worker.events import Event
     from briter_worker.lock import SiteLock
-    from briter_worker.ports import EventSink, Pause
+    from briter_worker.ports import EventSink, Pause, Queue
 
 _TIDY_INTERVAL_S = 30.0
 _MAX_LOOP_PAUSE_S = 60.0
@@ -35,14 +34,13 @@ _MAX_PULL_PAUSE_S = 900.0
 
 
 class Stop:
-    """The order to stop, set once by a signal. A second signal aborts the running publication."""
+    """The order to stop, set once by a signal; after `limit` seconds the running publication is aborted."""
 
     def __init__(self, emit: Callable[[Event], None], *, limit: float, abort: Callable[[], None]) -> None:
         self._emit = emit
         self._limit = limit
         self._abort = abort
         self._stopping = threading.Event()
-        self._second_signal = threading.Event()
         self._finished = threading.Event()
 
     def is_set(self) -> bool:
@@ -59,13 +57,11 @@ class Stop:
             yield
         finally:
             self._finished.set()
-            self._second_signal.set()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signal's signature
         if self._stopping.is_set():
-            self._second_signal.set()
             return
         self._stopping.set()
         # Not in the handler itself, which may interrupt a write that holds the output's lock.
@@ -74,63 +70,33 @@ class Stop:
 
     def _limit_shutdown(self, name: str) -> None:
         self._emit(WorkerStopping(signal=name))
-        self._second_signal.wait(self._limit)
-        if not self._finished.is_set():
+        if not self._finished.wait(self._limit):
             self._abort()
-
-
-class PullOrder:
-    """The order to pull: a file where only the operator writes. It stays until a pull has succeeded."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._taken = path.with_suffix(".taken")
-
-    def give(self) -> None:
-        """Leave the order for the worker's next poll."""
-        self._path.touch(mode=0o600)
-
-    def is_new(self) -> bool:
-        """Return True if nobody has tried to pull since the order."""
-        return self._path.exists()
-
-    def is_open(self) -> bool:
-        """Return True if no pull has succeeded since the order."""
-        return self.is_new() or self._taken.exists()
-
-    def take(self) -> None:
-        """Note that a pull begins: from now on, another order is a new one."""
-        with suppress(FileNotFoundError):
-            self._path.replace(self._taken)
-
-    def finish(self) -> None:
-        """Note that the pull has succeeded."""
-        self._taken.unlink(missing_ok=True)
 
 
 @dataclass(eq=False)
 class Puller:
-    """Brings the remote's edits into the site: at an interval (0: never), and on an order.
+    """Brings the remote's edits into the site: at an interval (0: never), and on an order, which is a file.
 
     `report` gets the failure of a pull, or None: the site condition shows it.
     """
 
-    order: PullOrder
+    order: Path
     interval: float
     pull: Callable[[], None]
     report: Callable[[Failure | None], None]
     _failures: int = 0
-    _next: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self._next = -math.inf if self.interval else math.inf
 
     def run(self, now: float) -> None:
         """Pull if it is time, at `now` on the monotonic clock. After failures, wait longer each time."""
-        is_wanted = self.interval or self.order.is_open()
-        if not self.order.is_new() and not (is_wanted and now >= self._next):
+        if now < self._next and not self.order.exists():
             return
         try:
-            self.order.take()
+            self.order.unlink(missing_ok=True)  # before the pull, which may miss what a later order is about
             self.pull()
-            self.order.finish()
         except StoppedError:
             return
         except (PublishError, OSError) as error:
@@ -139,15 +105,8 @@ class Puller:
             failure = error.failure if isinstance(error, PublishError) else None
             self.report(failure or Failure(FailureCode.DISK, *describe(error)))
         else:
-            self._failures, self._next = 0, now + self.interval
+            self._failures, self._next = 0, now + (self.interval or math.inf)
             self.report(None)
-
-
-class WatchedQueue(Queue, Protocol):
-    """The queue of one site that no database notifies of."""
-
-    def stuck_files(self) -> Mapping[str, str]:
-        """Return the reason for each file that could not be quarantined when that was last tried."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -155,10 +114,12 @@ class Worker:
     """Publishes one site's posts while it holds the site's lock.
 
     `wait` returns after some seconds, or when the queue changed, or when its second argument returns True.
+    `stuck_files` returns the reason for each file that could not be quarantined when that was last tried.
     """
 
     drain: Drain
-    queue: WatchedQueue
+    queue: Queue
+    stuck_files: Callable[[], Mapping[str, str]]
     still_ours: Callable[[], bool]
     emit: EventSink
     stop: Stop
@@ -245,7 +206,7 @@ class Worker:
 
     def _report_stuck_files(self) -> None:
         """Warn once about each file that is not a job and could not be quarantined."""
-        found = self.queue.stuck_files()
+        found = self.stuck_files()
         new = [name for name in found if name not in self._reported_files]
         self._reported_files = frozenset(found)
         if new:

@@ -20,7 +20,7 @@ from receivers import receiving
 from sites import eventually, lines_of
 
 from briter_worker.errors import Failure, FailureCode, PublishError
-from briter_worker.worker import Puller, PullOrder
+from briter_worker.worker import Puller
 
 if TYPE_CHECKING:
     import subprocess
@@ -253,7 +253,7 @@ def test_pulls_come_less_often_while_they_fail_and_an_order_stays_until_one_succ
         if pulls and (error := pulls.pop()):
             raise error
 
-    answered = PullOrder(tmp_path / "pull")
+    answered = tmp_path / "pull"
     puller = Puller(answered, 10.0, pull=pull, report=outcomes.append)
     ran = []
     for now in range(0, 200, 5):
@@ -266,15 +266,15 @@ def test_pulls_come_less_often_while_they_fail_and_an_order_stays_until_one_succ
     ordered = Puller(answered, 0.0, pull=pull, report=outcomes.append)
     ordered.run(0.0)
     assert len(outcomes) == 9
-    answered.give()
+    answered.touch()
     pulls.append(failure)
     ordered.run(1.0)
     ordered.run(2.0)
     assert len(outcomes) == 10  # it waits, and the order stays
-    answered.give()  # by a host that is there again
+    answered.touch()  # by a host that is there again
     ordered.run(3.0)
     assert outcomes[-1] is None
-    assert not answered.is_open()
+    assert not answered.exists()
 
 
 def test_what_a_killed_worker_left_of_a_pull_keeps_the_next_one_out_until_it_ends(site: Site) -> None:

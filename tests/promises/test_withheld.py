@@ -78,25 +78,6 @@ def test_what_is_scheduled_while_the_files_are_read_waits_for_its_time(site: Sit
     assert site.remote_file(LATER) is None
 
 
-@pytest.mark.parametrize("torn", ['],"scheduledFor":"2999', '],"scheduledFor"', ',"content/posts/no'])
-def test_a_file_that_was_torn_before_any_worker_read_it_withholds_what_it_names(
-    site: Site, job: Path, torn: str
-) -> None:
-    put(
-        job,
-        f'{{"id":"later","slug":"a-slug","author":{{"name":"A"}},"paths":["{LATER}"{torn}'.encode(),
-        age=60.0,
-    )
-    for _ in range(2):
-        publish_folder(site)
-        assert site.remote_file("content/posts/now.md") == "now\n"
-        assert site.remote_file(LATER) is None
-    assert site.job("a-slug")["paths"] == [LATER]
-    site.save("a-slug", [LATER])
-    site.run_once()
-    assert site.remote_file(LATER) == "later\n"
-
-
 @pytest.mark.parametrize("path", [f"./{LATER}", "content//posts/later.md", "content/posts/./later.md"])
 def test_another_spelling_of_a_scheduled_path_withholds_the_file_too(
     site: Site, job: Path, path: str

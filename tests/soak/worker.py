@@ -216,6 +216,7 @@ class LocalSite(Site):
         return Worker(
             drain=drain,
             queue=queue,
+            stuck_files=queue.stuck_files,
             still_ours=lambda: True,
             emit=sink,
             stop=Stop(emit, limit=60.0, abort=git.abort),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from briter_worker.job import (
     MalformedJobError,
     State,
     Status,
-    UnreadableJobError,
     encode_document,
     format_time,
     parse_time,
@@ -136,21 +134,3 @@ def test_a_written_file_has_nothing_that_a_terminal_obeys_or_an_editor_hides() -
 )
 def test_the_state_of_a_waiting_job(changes: dict[str, Any], state: State) -> None:
     assert Job(id="j", slug="s", paths=()).model_copy(update=changes).state(10.0) is state
-
-
-@pytest.mark.parametrize(
-    ("start", "again"),
-    [
-        ('{"paths":["', '\\"'),
-        ('{"paths":[', '"a\\'),
-        ('{"paths":[', '"x",'),
-        ('{"a":', "["),
-        ('{"a"', " "),
-        ("{", '"a":1,'),
-    ],
-)
-def test_a_torn_megabyte_is_read_at_once(start: str, again: str) -> None:
-    began = time.monotonic()
-    with pytest.raises((UnreadableJobError, MalformedJobError)):
-        read_document((start + again * (900_000 // len(again))).encode())
-    assert time.monotonic() - began < 20
