@@ -6,18 +6,28 @@ environment and the defaults decide where `config.json` is; the file cannot move
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    Json,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, SettingsConfigDict
 
-import briter_worker.setting_types as types
-from briter_worker.allowlist import ADAPTER_EXCLUDED, EXCLUDED, FOLDERS, Allowlist
+from briter_worker.allowlist import ADAPTER_EXCLUDED, EXCLUDED, FOLDERS, Allowlist, compile_patterns
 from briter_worker.errors import UsageError, os_error_fix, os_error_text
 from briter_worker.redaction import one_line
 
@@ -27,6 +37,9 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 PREFIX = "BRITER_"
+SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+"""Pattern of a site's name, which also names a folder of the clone cache."""
+_MONTH_MS = 31 * 24 * 60 * 60 * 1000
 _MAX_SHOWN = 200
 """Characters of a refused value that are shown."""
 _FIXES = {
@@ -34,27 +47,20 @@ _FIXES = {
     "pull_secret": "make one: openssl rand -hex 32",
     "webhook_secret": "make one: echo whsec_$(openssl rand -base64 32)",
 }
-_WHOLE, _NUMBER, _FLAG = "a whole number", "a number", "true or false"
 _ACCEPTED = {
-    "bool_type": _FLAG,
-    "bool_parsing": _FLAG,
-    "int_type": _WHOLE,
-    "int_parsing": _WHOLE,
-    "int_parsing_size": _WHOLE,
-    "int_from_float": _WHOLE,
-    "float_type": _NUMBER,
-    "float_parsing": _NUMBER,
-    "finite_number": _NUMBER,
-    "greater_than_equal": "{ge} or more",
-    "less_than_equal": "{le} or less",
-    "string_type": "a text",
-    "tuple_type": "a list, or one text with commas",
-    "too_short": "a list that is not empty",
-    "dict_type": "a JSON object",
-    "json_invalid": "a JSON object",
-    "json_type": "a JSON object",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a number",
+    "greater": "{ge} or more",
+    "less": "{le} or less",
+    "string": "a text",
+    "tuple": "a list, or one text with commas",
+    "too": "a list that is not empty",
+    "dict": "a JSON object",
+    "json": "a JSON object",
 }
-"""What is accepted, by the type of pydantic's error. Other errors say it themselves."""
+"""What is accepted, by the first word of the type of pydantic's error. Other errors say it themselves."""
 PER_SITE = (
     "adapter", "allowed_paths", "excluded_paths", "git_branch", "git_author_name", "git_author_email",
     "git_signing_key", "git_signing_format",
@@ -64,13 +70,143 @@ PER_SITE = (
     "webhook_urls", "webhook_template", "build_hook_url", "plugins", "history_keep_days",
 )  # fmt: skip
 """What each site of a cluster may set for itself."""
+_NO_LINE = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
+_INK = rf"[^\s{_NO_LINE}]"
+_REF_PART = r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*(?<!\.lock)"
+_REF_NAME = rf"(?!refs/|HEAD$)(?=.{{1,200}}$){_REF_PART}(?:/{_REF_PART})*"
+"""Stricter than `git check-ref-format`, which accepts `+main` (a forced push in a refspec)."""
+_REF_TEXT = "letters, digits, and between them . _ - and /"
+_ADDRESS = r"://(?:[!-~]*@)?(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:[/?][!\"$-+\--~]*)?"
+_TOPIC = "(?:published|dead-lettered|condition|updated)"
+_LINK = rf"https?://(?![/?#{{]){_INK}*\{{%s\}}{_INK}*"
+_HOST = (r"[A-Za-z0-9.:%_-]{1,255}", "an IP address or a host name, such as 127.0.0.1 or ::1")
+_SECRET = (r"[!-~]{16,200}", "at least 16 characters, without spaces")
+_TEXTS = {
+    "adapter": ("|".join(FOLDERS), f"one of {', '.join(FOLDERS)}"),
+    "git_branch": (_REF_NAME, f"a branch's short name, such as main: {_REF_TEXT}"),
+    "git_remote": (_REF_NAME, f"the name of a configured remote, such as origin: {_REF_TEXT}"),
+    "git_author_name": (rf"(?=.*\w)[^{_NO_LINE}<>]+", "one line with a letter, without < and >"),
+    "git_author_email": (rf"(?!.*[<>]){_INK}+", "an address without spaces, < and >"),
+    "git_host_token": _SECRET,
+    "git_host_api": (
+        r"(?:https://[A-Za-z0-9.-]+|http://(?:localhost|127\.0\.0\.1|\[::1\]))(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?",
+        "an address with https, on this machine also http, such as https://git.example.org/api/v4",
+    ),
+    "published_href_template": (
+        _LINK % "slug",
+        "an http(s) address with {slug} in it, such as https://example.org/notes/{slug}",
+    ),
+    "commit_href_template": (
+        _LINK % "commit",
+        "an http(s) address with {commit} in it, such as https://example.org/commit/{commit}",
+    ),
+    "webhook_secret": (
+        r"whsec_(?:[A-Za-z0-9+/]{4}){8,21}(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?",
+        "whsec_ and 24 to 64 bytes in base64",
+    ),
+    "metrics_host": _HOST,
+    "dashboard_host": _HOST,
+    "dashboard_token": _SECRET,
+    "pull_secret": _SECRET,
+    "database_url": (
+        "postgres(?:ql)?://[!-~]+",
+        "an address of Postgres, such as postgresql://db.example.org/briter",
+    ),
+    "site": (SITE_NAME, "a site's name: up to 100 letters, digits, and after the first also . _ and -"),
+}
+"""The pattern of the whole text of a setting, and what is accepted."""
 
 
-def _setting(default: object, description: str, *, secret: bool = False) -> Any:  # noqa: ANN401 - as Field
+def _absolute_path(path: Path, base: Path | None = None) -> Path:
+    """Return the absolute path of one that may be relative to `base`."""
+    path = ((base or Path()) / path).absolute()
+    # `..` after a symlink means what the file system says; other paths stay as written.
+    return Path(os.path.realpath(path)) if ".." in path.parts else path
+
+
+def _parse_folder(value: object, info: ValidationInfo) -> Path:
+    # The surrogates that are left stand for bytes that are not UTF-8.
+    if not isinstance(value, str | Path) or not re.fullmatch(r"[^\0\ud800-\udc7f\udd00-\udfff]+", str(value)):
+        raise ValueError("a folder, absolute or relative to BRITER_APP_ROOT")
+    return _absolute_path(Path(value), info.data.get("app_root"))
+
+
+def _split(value: object) -> object:
+    return [item.strip() for item in value.split(",")] if isinstance(value, str) else value
+
+
+def _check_folders(folders: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return Allowlist(folders).folders
+    except UsageError as error:
+        raise ValueError(f"a list of folders below the repository's root; {error.message}") from None
+
+
+def _check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        compile_patterns(patterns)
+    except ValueError:
+        raise ValueError("a list of patterns as in .gitignore, such as drafts/ or *.bak") from None
+    return patterns
+
+
+def _parse_signing_key(key: str, info: ValidationInfo) -> str:
+    if not re.fullmatch(rf"[^{_NO_LINE}]*", key):
+        raise ValueError("the name of a key in one line, not the key itself")
+    if key.startswith("key::") or info.data.get("git_signing_format") != "ssh":
+        return key
+    return str(_absolute_path(Path(key).expanduser(), info.data.get("app_root")))
+
+
+def _check_networks(texts: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return tuple(str(ipaddress.ip_network(text, strict=False)) for text in texts)
+    except ValueError:
+        raise ValueError("a list of IP addresses or networks, such as 10.0.0.0/8") from None
+
+
+def _check_sites(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(re.fullmatch(rf"{SITE_NAME}|\*", name) for name in names):
+        raise ValueError("names of sites, or *")
+    return names
+
+
+def _check_address(address: str, info: ValidationInfo) -> str:
+    scheme = "https?" if info.data.get("webhook_allow_private") else "https"
+    if not re.fullmatch(scheme + _ADDRESS, address):
+        schemes = scheme.replace("?", " or http")
+        raise ValueError(f"an address with {schemes}, such as https://example.org/hook")
+    return address
+
+
+def _check_receivers(addresses: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    for address in addresses:
+        url, mark, topics = address.partition("#")
+        if not url or (mark and not re.fullmatch(rf"{_TOPIC}(?:\+{_TOPIC})*", topics)):
+            raise ValueError(
+                "addresses, after each if wanted # and the events to send, such as published+condition"
+            )
+        _check_address(url, info)
+    return addresses
+
+
+def _list_schema(item: str) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"items": {"type": item}, "type": "array"}, {"type": "string"}]})
+
+
+_Folder = Annotated[Path, BeforeValidator(_parse_folder)]
+_Milliseconds = Annotated[int, Field(ge=0, le=_MONTH_MS)]
+_Port = Annotated[int, Field(ge=0, le=65_535)]
+_Delays = Annotated[
+    tuple[_Milliseconds, ...], Field(min_length=1), BeforeValidator(_split), _list_schema("integer")
+]
+_Texts = Annotated[tuple[str, ...], BeforeValidator(_split), _list_schema("string")]
+
+
+def _setting(default: object, description: str, *, secret: bool = False, **more: Any) -> Any:  # noqa: ANN401
     """Return a field. A default that is a function derives from the settings above it."""
-    if callable(default):
-        return Field(default_factory=default, description=description, repr=not secret)
-    return Field(default, description=description, repr=not secret)
+    more["default_factory" if callable(default) else "default"] = default
+    return Field(**more, description=description, repr=not secret)
 
 
 class Settings(BaseSettings):
@@ -86,134 +222,140 @@ class Settings(BaseSettings):
         field_title_generator=lambda name, _: PREFIX + name.upper(),
     )
 
-    app_root: types.Folder = _setting(Path.cwd, "Base of relative paths.")
-    storage_root: types.Folder = _setting(
+    app_root: _Folder = _setting(Path.cwd, "Base of relative paths.")
+    storage_root: _Folder = _setting(
         lambda above: above["app_root"] / "storage",
         "Folder of queue, lock, history and quarantine. Default: `storage` in the app root.",
     )
-    queue_root: types.Folder = _setting(
+    queue_root: _Folder = _setting(
         lambda above: above["storage_root"] / "queue", "Queue folder. Default: `queue` in the storage root."
     )
-    adapter: types.AdapterName = _setting("local-mdx", "Kind of site: decides which folders are published.")
-    allowed_paths: types.Folders = _setting((), "Folders added to the adapter's.")
-    excluded_paths: types.Patterns = _setting(
+    adapter: str = _setting("local-mdx", "Kind of site: decides which folders are published.")
+    allowed_paths: Annotated[_Texts, AfterValidator(_check_folders)] = _setting(
+        (), "Folders added to the adapter's."
+    )
+    excluded_paths: Annotated[_Texts, AfterValidator(_check_patterns)] = _setting(
         (), "Patterns as in `.gitignore`, added to the adapter's: never published, also inside a folder."
     )
-    git_worktree: types.Folder = _setting(
+    git_worktree: _Folder = _setting(
         lambda above: above["app_root"], "The site's repository. Default: the app root."
     )
-    git_branch: types.BranchName = _setting("main", "Branch that is checked out and pushed to.")
-    git_remote: types.RemoteName = _setting("origin", "Remote that is pushed to.")
-    git_author_name: types.PersonName = _setting("Briter Worker", "The worker's committer name.")
-    git_author_email: types.Email = _setting("briter-worker@localhost", "The worker's committer address.")
-    git_timeout_ms: types.PositiveMilliseconds = _setting(120_000, "Deadline of a git command in ms.")
-    git_pull_interval_ms: types.Milliseconds = _setting(
+    git_branch: str = _setting("main", "Branch that is checked out and pushed to.")
+    git_remote: str = _setting("origin", "Remote that is pushed to.")
+    git_author_name: str = _setting("Briter Worker", "The worker's committer name.")
+    git_author_email: str = _setting("briter-worker@localhost", "The worker's committer address.")
+    git_timeout_ms: int = _setting(120_000, "Deadline of a git command in ms.", ge=1, le=_MONTH_MS)
+    git_pull_interval_ms: _Milliseconds = _setting(
         0, "Interval in ms at which an idle worker pulls the remote's edits. 0: only when publishing."
     )
     git_signing_format: Literal["ssh", "openpgp", "x509"] = _setting("ssh", "Kind of the signing key.")
-    git_signing_key: types.SigningKey = _setting(
+    git_signing_key: Annotated[str, AfterValidator(_parse_signing_key)] = _setting(
         "",
         "Key that signs every commit: a file for `ssh`, an id for `openpgp` and `x509`. Empty: unsigned.",
     )
-    git_co_authors: types.Flag = _setting(
+    git_co_authors: bool = _setting(
         False, "Name the authors of superseded saves in `Co-authored-by` trailers of the commit."
     )
-    git_host_token: types.Token = _setting(
+    git_host_token: str = _setting(
         "", "Token with which `doctor` asks the git host which rules a push has to meet.", secret=True
     )
-    git_host_api: types.HostApi = _setting(
+    git_host_api: str = _setting(
         "", "Address of the git host's API, such as `https://git.example.org/api/v4`. Empty: by its name."
     )
-    git_hooks: types.Flag = _setting(False, "Run the repository's own hooks.")
-    worker_dry_run: types.Flag = _setting(
-        True, "Do everything except the push. Jobs stay in the queue as `tried`."
+    git_hooks: bool = _setting(False, "Run the repository's own hooks.")
+    worker_dry_run: bool = _setting(True, "Do everything except the push. Jobs stay in the queue as `tried`.")
+    worker_poll_interval_ms: int = _setting(
+        5_000, "Interval of the fallback poll in ms. Changes wake the worker.", ge=10, le=_MONTH_MS
     )
-    worker_poll_interval_ms: types.PollInterval = _setting(
-        5_000, "Interval of the fallback poll in ms. Changes wake the worker."
-    )
-    worker_quiet_ms: types.Milliseconds = _setting(
+    worker_quiet_ms: _Milliseconds = _setting(
         0, "Quiet time in ms: a post is published when it has not been saved for this time."
     )
-    worker_quiet_max_ms: types.QuietMaximum = _setting(
+    worker_quiet_max_ms: _Milliseconds = _setting(
         lambda above: max(60_000, above["worker_quiet_ms"]),
         "Time in ms after its first unpublished save at which a post is published though it is still saved. "
         "Default: 60000, or the quiet time if that is longer.",
     )
-    worker_max_attempts: types.Attempts = _setting(8, "Attempts before a job is dead-lettered.")
-    worker_backoff_ms: types.Delays = _setting(
+    worker_max_attempts: int = _setting(8, "Attempts before a job is dead-lettered.", ge=1, le=1_000_000)
+    worker_backoff_ms: _Delays = _setting(
         (60_000, 300_000, 1_800_000), "Delays between attempts in ms. The last one repeats."
     )
-    worker_backoff_jitter: types.Jitter = _setting(
-        0.0, "Fraction by which delays vary at random, up and down."
+    worker_backoff_jitter: Annotated[float, Field(allow_inf_nan=False)] = _setting(
+        0.0, "Fraction by which delays vary at random, up and down.", ge=0, le=0.5
     )
-    worker_lock_stale_ms: types.PositiveMilliseconds = _setting(
-        60_000, "Age in ms at which the heartbeat of an unheld lock is stale."
+    worker_lock_stale_ms: int = _setting(
+        60_000, "Age in ms at which the heartbeat of an unheld lock is stale.", ge=1, le=_MONTH_MS
     )
-    worker_shutdown_timeout_ms: types.Milliseconds = _setting(
+    worker_shutdown_timeout_ms: _Milliseconds = _setting(
         300_000, "Time in ms that a running publication has after SIGTERM."
     )
-    worker_max_file_bytes: types.FileSize = _setting(
-        104_857_600, "Maximum size of a published file in bytes."
+    worker_max_file_bytes: int = _setting(
+        104_857_600, "Maximum size of a published file in bytes.", ge=1, le=2**53 - 1
     )
-    plugins: types.JsonObject = _setting(
+    plugins: dict[str, Any] | Json[dict[str, Any]] = _setting(
         dict, "Plugin settings: a JSON object, keyed by plugin name.", secret=True
     )
-    history_keep_days: types.Days = _setting(365, "Days after which a receipt is deleted.")
-    published_href_template: types.PostLink = _setting(
+    history_keep_days: int = _setting(365, "Days after which a receipt is deleted.", ge=1, le=36_500)
+    published_href_template: str = _setting(
         "", "Address of a published post: `https://example.org/notes/{slug}`."
     )
-    commit_href_template: types.CommitLink = _setting(
+    commit_href_template: str = _setting(
         "", "Address of a commit, for the dashboard: `https://example.org/commit/{commit}`."
     )
-    webhook_allow_private: types.Flag = _setting(False, "Allow webhooks to private networks and over http.")
-    webhook_urls: types.WebAddresses = _setting(
+    webhook_allow_private: bool = _setting(False, "Allow webhooks to private networks and over http.")
+    webhook_urls: Annotated[_Texts, AfterValidator(_check_receivers)] = _setting(
         (),
         "Addresses notified of publications, dead letters, site conditions and the remote's edits.",
         secret=True,
     )
-    webhook_secret: types.SigningSecret = _setting(
-        "", "Key that signs webhooks (Standard Webhooks): `whsec_…`.", secret=True
-    )
+    webhook_secret: str = _setting("", "Key that signs webhooks (Standard Webhooks): `whsec_…`.", secret=True)
     webhook_template: Literal["json", "slack", "discord", "text"] = _setting(
         "json", "Format of the notifications for `BRITER_WEBHOOK_URLS`."
     )
-    build_hook_url: types.WebAddress = _setting(
+    build_hook_url: Annotated[str, AfterValidator(_check_address)] = _setting(
         "", "Address that gets an empty POST after a push that published a post.", secret=True
     )
-    build_hook_min_interval_ms: types.Milliseconds = _setting(
+    build_hook_min_interval_ms: _Milliseconds = _setting(
         60_000, "Minimum interval of these POSTs in ms. The last push gets one."
     )
-    metrics_port: types.Port = _setting(0, "Port of the `/metrics` endpoint of `run`. 0 disables it.")
-    metrics_host: types.Host = _setting("127.0.0.1", "Address of the `/metrics` endpoint of `run`.")
-    metrics_sites: types.SiteNames = _setting(
+    metrics_port: _Port = _setting(0, "Port of the `/metrics` endpoint of `run`. 0 disables it.")
+    metrics_host: str = _setting("127.0.0.1", "Address of the `/metrics` endpoint of `run`.")
+    metrics_sites: Annotated[_Texts, AfterValidator(_check_sites)] = _setting(
         (), "Cluster: sites with metrics of their own; `*`: all. Empty: the 20 in trouble, or busiest."
     )
-    dashboard_host: types.Host = _setting("127.0.0.1", "Address that `serve` listens on.")
-    dashboard_port: types.Port = _setting(8320, "Port that `serve` listens on. 0: any free port.")
-    dashboard_token: types.Token = _setting(
+    dashboard_host: str = _setting("127.0.0.1", "Address that `serve` listens on.")
+    dashboard_port: _Port = _setting(8320, "Port that `serve` listens on. 0: any free port.")
+    dashboard_token: str = _setting(
         "",
         "Token of the dashboard, also for `Bearer`. Default: a random one in `.git/briter/dashboard.token`.",
         secret=True,
     )
-    pull_secret: types.Token = _setting(
+    pull_secret: str = _setting(
         "", "Secret by which a git host's webhook may call `POST /api/pull` of the dashboard.", secret=True
     )
-    trusted_proxies: types.Networks = _setting(
+    trusted_proxies: Annotated[_Texts, AfterValidator(_check_networks)] = _setting(
         (), "IP addresses or networks of proxies whose `X-Forwarded-*` headers count."
     )
-    database_url: types.DatabaseAddress = _setting(
+    database_url: str = _setting(
         "", "Postgres of a cluster: `postgresql://user@host/name`. Empty: a folder.", secret=True
     )
-    site: types.SiteName = _setting("", "Cluster: site that commands act on by default.")
-    worker_concurrency: types.Concurrency = _setting(4, "Cluster: sites published at once.")
-    worker_per_host: types.HostLimit = _setting(
-        0, "Cluster: sites of one remote host that a node publishes at once. 0: half of them."
+    site: str = _setting("", "Cluster: site that commands act on by default.")
+    worker_concurrency: int = _setting(4, "Cluster: sites published at once.", ge=1, le=1_000)
+    worker_per_host: int = _setting(
+        0, "Cluster: sites of one remote host that a node publishes at once. 0: half of them.", ge=0, le=1_000
     )
-    cache_root: types.Folder = _setting(
+    cache_root: _Folder = _setting(
         lambda above: above["storage_root"] / "cache",
         "Cluster: folder of the sites' disposable clones. Default: `cache` in the storage root.",
     )
     _config_path: Path = PrivateAttr(default=Path())
+
+    @field_validator(*_TEXTS)
+    @classmethod
+    def _check_text(cls, text: str, info: ValidationInfo) -> str:
+        pattern, accepted = _TEXTS[str(info.field_name)]
+        if not re.fullmatch(pattern, text):
+            raise ValueError(accepted)
+        return text
 
     @property
     def config_path(self) -> Path:
@@ -236,11 +378,6 @@ class Settings(BaseSettings):
     def lock_path(self) -> Path:
         """Return the path of the site's lock."""
         return self.storage_root / "worker.lock"
-
-    @property
-    def webhooks_path(self) -> Path:
-        """Return the path of the webhooks' outbox."""
-        return self.storage_root / "webhooks.db"
 
     @property
     def quarantine_root(self) -> Path:
@@ -293,8 +430,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """
     environment = _Environment(os.environ if environ is None else environ)()
     try:
-        app_root = types.absolute_path(Path(environment.get("app_root", "")))
-        path = types.absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
+        app_root = _absolute_path(Path(environment.get("app_root", "")))
+        path = _absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
         settings = _merge(
             environment,
             _read_config(path),
@@ -367,8 +504,8 @@ def _merge(upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[st
 
 def _refusal(source: str, value: object, error: ErrorDetails) -> str:
     accepted = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if error["type"] in _ACCEPTED:
-        accepted = _ACCEPTED[error["type"]].format(**error.get("ctx", {}))
+    if ours := _ACCEPTED.get(error["type"].partition("_")[0]):
+        accepted = ours.format(**error.get("ctx", {}))
     if not Settings.model_fields[str(error["loc"][0])].repr:
         return f"{source} is not accepted (not shown here); accepted: {accepted}"
     # Redacted before it is cut: half of a token is not recognised as one.

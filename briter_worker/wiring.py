@@ -142,7 +142,11 @@ def open_store(settings: Settings) -> Store:
 
 def open_outbox(settings: Settings) -> Store:
     """Return the store of the webhooks that are not sent yet, on either backend."""
-    return open_store(settings) if settings.database_url else SqliteStore(settings.webhooks_path, "outbox")
+    return open_store(settings) if settings.database_url else SqliteStore(_outbox_path(settings), "outbox")
+
+
+def _outbox_path(settings: Settings) -> Path:
+    return settings.storage_root / "webhooks.db"
 
 
 def open_lock(settings: Settings) -> SiteLock:
@@ -219,7 +223,7 @@ def open_sinks(
 
     def needs_webhooks(event: events.Event) -> bool:
         """Return True for an event to notify of, and when an earlier run may have left messages."""
-        return has_receivers or settings.webhooks_path.exists() or bool(getattr(event, "webhook", None))
+        return has_receivers or _outbox_path(settings).exists() or bool(getattr(event, "webhook", None))
 
     return FanOut(
         [

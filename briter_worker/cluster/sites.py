@@ -21,8 +21,7 @@ from briter_worker.job import format_time
 from briter_worker.ports import Pause
 from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.redaction import one_line, redact, storable
-from briter_worker.setting_types import SITE_NAME
-from briter_worker.settings import for_site
+from briter_worker.settings import SITE_NAME, for_site
 from briter_worker.wiring import signer_of
 
 if TYPE_CHECKING:

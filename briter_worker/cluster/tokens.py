@@ -16,7 +16,7 @@ from briter_worker.cluster import sites
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.job import format_time, quoted
 from briter_worker.redaction import storable
-from briter_worker.setting_types import SITE_NAME
+from briter_worker.settings import SITE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Collection

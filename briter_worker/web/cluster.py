@@ -25,8 +25,7 @@ from briter_worker.cluster.tokens import ApiToken
 from briter_worker.errors import DeclinedError, describe
 from briter_worker.job import Document
 from briter_worker.queues.postgres.database import Database
-from briter_worker.setting_types import SITE_NAME
-from briter_worker.settings import Settings
+from briter_worker.settings import SITE_NAME, Settings
 from briter_worker.sinks.history import Tally, tallies
 from briter_worker.sinks.log import LogSink
 from briter_worker.sinks.store import PostgresStore

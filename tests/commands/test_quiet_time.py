@@ -78,19 +78,6 @@ def test_a_worker_makes_one_commit_of_what_is_saved_again_and_again(site: Site) 
     assert len(subjects(site)) == 2
 
 
-@pytest.mark.parametrize("source", ["environment", "config.json"])
-def test_a_maximum_below_the_quiet_time_stops_the_start(site: Site, source: str) -> None:
-    env = {"BRITER_WORKER_QUIET_MS": "2000", "BRITER_WORKER_QUIET_MAX_MS": "1999"}
-    if source == "config.json":
-        config = {"workerQuietMs": 2000, "workerQuietMaxMs": 1999}
-        (site.storage / "config.json").write_text(json.dumps(config))
-        env = {}
-    result = site.run_once(**env)
-    assert result.returncode == 2
-    assert "accepted: a number that is not below BRITER_WORKER_QUIET_MS" in result.stderr
-    assert site.run_once(BRITER_WORKER_QUIET_MS="120000", BRITER_WORKER_QUIET_MAX_MS="120000").returncode == 0
-
-
 @pytest.mark.parametrize("is_on", [True, False])
 def test_authors_of_superseded_saves_are_named_in_trailers_if_wanted(site: Site, is_on: bool) -> None:  # noqa: FBT001
     ada, bob = ({"name": name, "email": f"{name}@example.org"} for name in ("Ada", "Bob"))
