@@ -67,17 +67,6 @@ def test_the_list_is_a_table_in_colour(site: Site) -> None:
     assert "\x1b[31m" not in worker(site, "list", NO_COLOR="1")
 
 
-def test_in_a_terminal_of_eighty_columns_the_whole_reason_has_room(site: Site) -> None:
-    site.save("secret", [".env"])
-    site.run_once()
-    shown = _STYLE.sub("", at_terminal(["-m", "briter_worker", "list"], site.environment(), columns=80))
-    heading, *rows = shown.splitlines()
-    assert heading.split() == ["State", "Post", "When", "Tries", "What", "happened"]
-    at = heading.index("What happened")
-    job = site.job("secret")
-    assert f"{job['lastError']} Fix: {job['fix']}" == " ".join(row[at:].strip() for row in rows)
-
-
 def test_every_command_can_speak_to_a_person(site: Site) -> None:
     assert "is queued as job" in worker(site, "enqueue", "secret", ".env", "--force")
     said = worker(site, "run", "--once")
@@ -93,6 +82,7 @@ def test_every_command_can_speak_to_a_person(site: Site) -> None:
         ("retry", "--all"): "No job needs that.",
     }.items():
         assert said in _STYLE.sub("", worker(site, *arguments)), arguments
+    assert worker(site, "list", "--json") == "[]\n", "JSON is plain at a terminal, too"
 
 
 def test_a_run_shows_its_progress_on_a_line_that_its_outcome_replaces(site: Site) -> None:
@@ -119,21 +109,6 @@ def test_the_history_has_whole_words_and_marks_dry_runs_at_eighty_columns(site: 
     assert f"{failed['error']} Fix: {failed['fix']}" in " ".join(row[at:].strip() for row in rows)
     assert "published (dry run)" in shown
     assert "\tpublished (dry run)\thello\t" in site.command("history").stdout
-
-
-def test_the_help_names_arguments_plainly_and_the_shell_completes(site: Site) -> None:
-    shown = site.command("enqueue", "--help").stdout
-    assert "Usage: briter-worker enqueue [OPTIONS] SLUG PATH...\n" in shown
-    assert not re.search(r"<[a-z]|\{", shown)
-    shell = ["bash", "-c", f"{sys.executable} -m briter_worker --install-completion; true"]
-    subprocess.run(shell, env=site.environment(HOME=str(site.root)), check=True, capture_output=True)
-    assert (site.root / ".bash_completions" / "briter-worker.sh").exists()
-    words = {"_BRITER_WORKER_COMPLETE": "complete_bash", "COMP_WORDS": "briter-worker pub", "COMP_CWORD": "1"}
-    assert site.command(**words).stdout.split() == ["publish-now"]
-
-
-def test_json_is_plain_at_a_terminal_too(site: Site) -> None:
-    assert worker(site, "list", "--json") == "[]\n"
 
 
 def test_what_a_job_says_cannot_steer_the_terminal(site: Site) -> None:

@@ -163,24 +163,6 @@ def test_a_program_in_python_sends_files_or_what_they_contain(cluster: Site, dat
 # --- look and steer
 
 
-def test_a_job_on_hold_is_hurried_and_one_that_failed_is_retried(cluster: Site, database: Database) -> None:
-    cluster.command("enqueue", "hello", POST, "--at", LATE, "--site", "blog")
-    with database.transaction() as connection:
-        connection.execute("DELETE FROM procrastinate_jobs")
-    (row,) = ok(cluster.command("list", "--status", "scheduled", "--site", "blog", "--json"))
-    assert row["scheduledFor"] == LATE
-    (job,) = ok(cluster.command("publish-now", "hello", "--site", "blog", "--json"))
-    assert job["slug"] == "hello"
-    assert waiting(database) == {"blog"}
-    assert ok(cluster.command("list", "--site", "blog", "--json"))[0]["state"] == "pending"
-    assert "'hello' has not failed: its state is pending" in said(
-        cluster.command("retry", "hello", "--site", "blog"), 1
-    )
-    assert "no job with the id or slug 'hello'" in said(
-        cluster.command("retry", "hello", "--site", "shop"), 1
-    )
-
-
 def test_a_pause_is_one_sites_alone(cluster: Site, database: Database) -> None:
     cluster.command("site", "pause", "blog", "--for", "2h", "--reason", "a freeze")
     assert ok(cluster.command("status", "--site", "blog", "--json"))["paused"]["reason"] == "a freeze"
@@ -220,16 +202,6 @@ def test_a_failure_of_the_surroundings_is_the_sites_condition(cluster: Site, dat
     with database.transaction() as connection:
         connection.execute("INSERT INTO conditions VALUES ('blog', NULL, NULL, '', 1e11)")
     assert ok(cluster.command("status", "--site", "blog", "--json"))["condition"] is None
-
-
-def test_the_list_of_sites_counts_what_waits_in_each(cluster: Site) -> None:
-    cluster.command("enqueue", "hello", POST, "--site", "blog")
-    cluster.command("enqueue", "later", POST, "--site", "blog", "--at", LATE)
-    blog, shop = ok(cluster.command("site", "list", "--json"))
-    assert blog["jobs"] == {"waiting": 2, "claimed": 0, "failed": 0}
-    assert blog["waitingSince"] is not None
-    assert (shop["jobs"]["waiting"], shop["waitingSince"]) == (0, None)
-    assert f"blog\t2\t0\t0\t{cluster.remote}" in cluster.command("site", "list").stdout
 
 
 def test_a_site_is_not_removed_with_jobs_unless_that_is_asked_for(cluster: Site, database: Database) -> None:

@@ -119,19 +119,6 @@ def test_a_site_whose_remote_is_gone_fails_alone(farm: Farm) -> None:
     assert farm.published("blog") == Counter({"post": 1})
 
 
-def test_a_dry_run_pushes_nothing_and_the_first_live_run_on_any_host_does(farm: Farm) -> None:
-    farm.add("blog")
-    farm.save("blog", "post")
-    done = farm.once("one", BRITER_WORKER_DRY_RUN="true")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [each["event"] for each in events(done.stdout) if "slug" in each] == ["start", "published"]
-    assert farm.published("blog") == Counter()
-    again = farm.once("one", BRITER_WORKER_DRY_RUN="true")
-    assert [each["event"] for each in events(again.stdout) if "slug" in each] == []
-    assert farm.once("two").returncode == 0
-    assert farm.published("blog") == Counter({"post": 1})
-
-
 def test_what_others_did_is_merged_also_where_another_host_published_before(farm: Farm) -> None:
     farm.add("blog")
     lines = [f"line {number}\n" for number in range(9)]

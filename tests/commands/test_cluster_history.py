@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from receivers import Receiver, receiving
-from sites import eventually
 
 from briter_worker.events import (
     Cancelled,
@@ -23,12 +20,9 @@ from briter_worker.events import (
 )
 from briter_worker.sinks.history import Condition, History
 from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, Target
-from briter_worker.sinks.store import LEASE_S, Delivery, Outbox, PostgresStore, StoreError
-from briter_worker.sinks.webhooks import Sender, WebhookSink
+from briter_worker.sinks.store import PostgresStore, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from postgres import Server
     from sites import Site
 
@@ -130,92 +124,6 @@ def test_a_site_condition_is_reported_once_whichever_node_meets_it(store: Postgr
     ]
     assert History(store, "blog").condition() == Condition(None, None, "", NOW)
     assert History(store, "shop").condition() is None
-
-
-# --- webhooks
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as receiver:
-        yield receiver
-
-
-class Nodes:
-    """Nodes that notify the same receivers."""
-
-    def __init__(self, store: PostgresStore, receiver: Receiver) -> None:
-        self.store = store
-        self.now = NOW
-        self.warnings: list[str] = []
-        self.url = receiver.url
-
-    def open(self, *, build: bool = False) -> tuple[Callable[[str, Event], None], Sender]:
-        """Return a function that stores a site's event on one node, and the node's sender."""
-        sender = Sender(
-            Outbox(self.store),
-            allow_private=True,
-            warn=lambda message, _fix: self.warnings.append(message),
-            clock=lambda: self.now,
-            delays=(5.0, 5.0),
-        )
-        urls, hook = ([], f"{self.url}/build") if build else ([f"{self.url}/all"], "")
-
-        def tell(site: str, event: Event) -> None:
-            sink = WebhookSink(sender, urls, build_hook=hook, site=site, clock=lambda: self.now)
-            sink.store([event])
-
-        return tell, sender
-
-    def unsent(self) -> int:
-        return int(self.store.query("SELECT count(*) FROM messages")[0][0])
-
-
-@pytest.fixture
-def nodes(store: PostgresStore, receiver: Receiver) -> Nodes:
-    return Nodes(store, receiver)
-
-
-def test_a_message_is_sent_once_by_many_nodes(nodes: Nodes, receiver: Receiver) -> None:
-    opened = [nodes.open() for _ in range(3)]
-    for number in range(30):
-        tell, _ = opened[number % 3]
-        tell(f"site-{number % 2}", Published(**ended(f"j{number}"), commit=SHA))
-    for _, sender in opened:
-        sender.close()
-    bodies = [json.loads(each.body) for each in receiver.received]
-    assert sorted(body["data"]["jobId"] for body in bodies) == sorted(f"j{number}" for number in range(30))
-    assert {body["data"]["site"] for body in bodies} == {"site-0", "site-1"}
-    assert (nodes.unsent(), nodes.warnings) == (0, [])
-
-
-def test_a_message_of_a_dead_sender_is_due_again_after_its_lease(nodes: Nodes) -> None:
-    dead, other = Outbox(nodes.store), Outbox(nodes.store)
-    dead.add([Delivery("msg_1", "https://example.org/hook", NOW, "text/plain", "hello")])
-    taken = dead.take(nodes.now)
-    assert taken is not None
-    assert other.take(nodes.now + LEASE_S - 1) is None
-    again = other.take(nodes.now + LEASE_S)
-    assert again == dataclasses.replace(taken, attempts=taken.attempts + 1)
-    # The first sender was only slow: it does not disturb the second one.
-    dead.retry_later(taken, nodes.now + 9999, "too slow", all_of_url=False)
-    assert other.next_due() == nodes.now + 2 * LEASE_S
-
-
-def test_many_nodes_call_a_build_hook_once_for_all_that_waits(nodes: Nodes, receiver: Receiver) -> None:
-    for _ in range(3):
-        tell, sender = nodes.open(build=True)
-        for number in range(5):
-            tell(f"site-{number}", Published(**ended(), commit=SHA))
-        sender.close()
-    assert receiver.paths() == ["/build"]
-    assert nodes.unsent() == 1
-    nodes.now += 61
-    _, last = nodes.open(build=True)
-    last.wake()
-    eventually(lambda: nodes.unsent() == 0)
-    last.close()
-    assert receiver.paths() == ["/build", "/build"]
 
 
 # --- the program

@@ -164,15 +164,6 @@ def test_what_the_author_started_from_is_merged_with_where_it_is_known(cluster: 
     assert cluster.file("content/posts/b.md") == mine.replace("line 1\n", "line one\n")
 
 
-def test_a_file_that_only_the_remote_deleted_stays_deleted(cluster: Cluster) -> None:
-    old, new = "content/posts/b.md", "content/posts/c.md"
-    cluster.publish(cluster.save("b", {old: LINES}))
-    cluster.person({old: None})
-    request = cluster.save("c", {old: LINES, new: "new\n"}, folders=["content/posts"])
-    assert cluster.publish(request)["c"].failure is None
-    assert (cluster.file(old), cluster.file(new)) == (None, "new\n")
-
-
 def test_a_start_that_the_remote_never_had_is_a_conflict_not_an_error(cluster: Cluster) -> None:
     request = cluster.save(
         "b", {"content/posts/b.md": LINES + "x\n"}, bases={"content/posts/b.md": named(b"never pushed\n")}
@@ -208,17 +199,6 @@ def test_a_rewritten_branch_is_built_upon_and_never_set_back(cluster: Cluster, *
     assert cluster.log() == ["Publish c", "Somebody else's", "Start the site"]
     if not lost:
         assert "no longer contains" in cluster.warned[0]
-
-
-def test_what_a_save_left_unchanged_is_what_the_next_edit_starts_from(cluster: Cluster) -> None:
-    path = "content/posts/b.md"
-    cluster.publish(cluster.save("b", {path: LINES + "mine\n"}))
-    theirs = LINES.replace("line 1\n", "line one\n") + "mine\n"
-    cluster.person({path: theirs})
-    assert cluster.publish(cluster.save("b", {path: theirs}))["b"].commit is None
-    mine = theirs.replace("line one\n", "line I\n")
-    assert cluster.publish(cluster.save("b", {path: mine}), node="two")["b"].failure is None
-    assert cluster.file(path) == mine
 
 
 # On several nodes
@@ -295,38 +275,3 @@ def test_a_post_is_not_settled_before_its_base_version_is_stored(cluster: Cluste
     cluster.database.is_away = False
     assert cluster.resolve("two").keys() == {saved.key}
     assert cluster.database.known[POST].blob == named(mine.encode())
-
-
-def test_contents_that_the_database_cannot_give_now_are_not_a_fault_of_this_nodes_disk(
-    cluster: Cluster,
-) -> None:
-    post = cluster.save("a", {"content/a.md": "A\n"})
-    cluster.database.is_away = True
-    with pytest.raises(UnavailableError, match="the database is away"):
-        cluster.publish(post)
-    cluster.database.is_away = False
-    assert cluster.publish(post)["a"].commit == cluster.tip()
-
-
-def test_the_next_save_is_merged_though_the_clone_was_lost_while_the_last_was_pushed(
-    cluster: Cluster,
-) -> None:
-    cluster.publish(cluster.save("b", {POST: LINES}))
-    cluster.person({POST: LINES.replace("line 1\n", "line one\n")})
-    hook = cluster.site.hook(f"rm -rf '{cluster.clone()}'", "post-receive")
-    mine = LINES.replace("line 12\n", "line twelve\n")
-    cluster.publish(cluster.save("b", {POST: mine}))
-    hook.unlink()
-    theirs = mine.replace("line 1\n", "line I\n")
-    cluster.person({POST: theirs})
-    outcome = cluster.publish(cluster.save("b", {POST: mine.replace("twelve", "XII")}))["b"]
-    assert outcome.failure is None, outcome.failure
-    assert cluster.file(POST) == theirs.replace("twelve", "XII")
-
-
-def test_a_node_that_has_not_heard_of_the_last_push_takes_it_for_nobody_elses(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("b", {"content/b.md": "B\n"}), node="two")
-    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
-    outcome = cluster.publish(cluster.save("a", {"content/a.md": "Again\n"}), node="two")["a"]
-    assert (outcome.failure, outcome.commit) == (None, cluster.tip())
-    assert cluster.file("content/a.md") == "Again\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -20,8 +18,6 @@ from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sites import Result, Site
 
     from briter_worker.queues.postgres.database import Database
@@ -88,29 +84,6 @@ def test_on_a_folder_a_site_is_refused_and_why_is_said(site: Site, command: str)
     line = declined(site.command(*command.split(), "--site", "blog"), 2)
     assert "BRITER_DATABASE_URL is not set" in line
     assert "Fix: leave --site out" in line
-
-
-def test_a_cluster_without_its_packages_names_the_fix(cluster: Site, tmp_path: Path) -> None:
-    script = tmp_path / "without.py"
-    script.write_text(
-        "import importlib.util as u, sys\n"
-        "known = u.find_spec\n"
-        "away = ('psycopg', 'procrastinate')\n"
-        "u.find_spec = lambda name, *a: None if name.startswith(away) else known(name, *a)\n"
-        "sys.argv[1:] = ['db', 'check']\n"
-        "from briter_worker.__main__ import main; main()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env=cluster.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.endswith("Fix: pip install 'briter-worker[postgres]'")
-    assert "procrastinate, psycopg, psycopg_pool" in line
 
 
 # --- the register

@@ -11,8 +11,6 @@ import pytest
 import yaml
 from sites import Site, eventually, lines_of
 
-from briter_worker.settings import settings_schema
-
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.cluster.yml"
 OURS = ("upgrade", "worker", "dashboard", "admin")
@@ -33,12 +31,6 @@ def environment(service: dict[str, Any], **given: str) -> dict[str, str]:
         name: re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", meant, value)
         for name, value in service["environment"].items()
     }
-
-
-def test_only_settings_that_exist_are_named() -> None:
-    files = [FILE, ROOT / "Dockerfile", ROOT / "docker-compose.yml"]
-    named = {name for file in files for name in re.findall(r"\bBRITER_[A-Z_]+\b", file.read_text())}
-    assert named <= {what["title"] for what in settings_schema()["properties"].values()}
 
 
 def test_without_a_password_nothing_starts_and_nothing_but_the_dashboard_is_reached_from_outside() -> None:

@@ -168,14 +168,6 @@ def test_an_unknown_host_key_is_told(site: Site) -> None:
     assert "known_hosts" in the(examine(site), "remote")["fix"]
 
 
-def test_a_remote_that_is_ahead_is_well(site: Site) -> None:
-    site.push_elsewhere({"more.txt": "more\n"})
-    before = site.remote_log()
-    told = the(examine(site), "remote")
-    assert told["state"] == "ok"
-    assert site.remote_log() == before
-
-
 def test_a_persons_unpushed_commits_beside_the_remotes_are_warned_of(site: Site) -> None:
     site.push_elsewhere({"more.txt": "more\n"})
     site.git("commit", "--quiet", "--allow-empty", "--message=Mine")
@@ -244,16 +236,6 @@ def test_storage_in_the_site_is_to_be_ignored(site: Site) -> None:
     assert told["state"] == "warning"
     site.write_post(".gitignore", "/storage/\n")
     assert the(examine(site, BRITER_STORAGE_ROOT=inside), "storage-place")["state"] == "ok"
-
-
-def test_in_a_pipe_each_finding_is_one_line(site: Site) -> None:
-    detach(site)
-    result = site.command("doctor")
-    cells = [line.split("\t") for line in result.stdout.splitlines()]
-    assert all(len(row) == 4 for row in cells)
-    (branch,) = [row for row in cells if row[1] == "branch"]
-    assert branch[0] == "error"
-    assert branch[3] == "git switch main, or set BRITER_GIT_BRANCH"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to somebody else")

@@ -59,14 +59,6 @@ def test_a_dry_run_is_the_default_moves_nothing_and_keeps_its_jobs(site: Site, v
     assert states(site) == {"a": "tried"}
 
 
-def test_a_job_is_tried_once_until_it_is_saved_again(site: Site) -> None:
-    save(site, "a")
-    site.run_once(**DRY)
-    assert outcomes(site.run_once(**DRY)) == []
-    save(site, "a", "edited\n")
-    assert ("published", "a", True) in outcomes(site.run_once(**DRY))
-
-
 def test_the_first_live_run_publishes_in_order_what_the_queue_holds(site: Site) -> None:
     for slug in "abc":
         save(site, slug)
@@ -102,16 +94,6 @@ def test_a_conflict_is_found_in_a_dry_run_and_kept_nowhere(site: Site) -> None:
     assert outcomes(site.run_once(**DRY)) == [("dead-lettered", "welcome", True)]
     assert site.job("welcome")["failure"] == "conflict"
     assert site.git("for-each-ref", "refs/heads/conflict", cwd=site.remote) == ""
-
-
-def test_a_remote_that_is_away_fails_a_dry_run(site: Site) -> None:
-    save(site, "b")
-    site.run_once()
-    site.remote.rename(site.root / "away.git")
-    save(site, "a")
-    result = site.run_once(**DRY)
-    assert (result.returncode, result.of("failed")[0]["failure"]) == (1, "remote-missing")
-    assert states(site) == {"a": "retrying"}
 
 
 def test_jobs_that_only_a_live_remote_rejects_are_told_apart_by_the_live_run(site: Site) -> None:

@@ -51,6 +51,12 @@ def _follow(blocks: list[str], home: Path) -> str:
     return done.stdout
 
 
+def _exports(site: Site) -> list[str]:
+    """The site's settings, for a shell."""
+    kept = ("BRITER_", "BLOG_", "GIT_")
+    return [f"export {key}='{value}'" for key, value in site.environment().items() if key.startswith(kept)]
+
+
 def test_the_tutorial_publishes_holds_and_refuses(tmp_path: Path) -> None:
     install, *steps, daemon = _commands("docs/tutorial/first-post.md")
     assert "scripts/setup" in install
@@ -100,11 +106,8 @@ def test_a_persons_commit_goes_out_and_leaves_what_the_cms_has_written_since(sit
     assert site.run_once().of("published")
     assert site.remote_file("layout.html") is None
     site.write_post("content/posts/hello.md", "published\nand better\n")
-    exports = [
-        f"export {key}='{value}'" for key, value in site.environment().items() if key.startswith("BRITER_")
-    ]
 
-    _follow([*exports, recipe], site.root)
+    _follow([*_exports(site), recipe], site.root)
 
     assert site.remote_file("layout.html") == "mine\n"
     assert (site.worktree / "content/posts/hello.md").read_text() == "published\nand better\n"
@@ -116,9 +119,7 @@ def test_a_publication_is_looked_at_and_undone(site: Site) -> None:
         site.save_post("hello", f"{text}\n")
         site.run_once()
     first, again, older = _commands("docs/how-to/undo.md")
-    exports = [
-        f"export {key}='{value}'" for key, value in site.environment().items() if key.startswith("BRITER_")
-    ]
+    exports = _exports(site)
     with site.running():
         said = _follow([*exports, first], site.root)
         assert "-one\n+two\n" in said
@@ -135,12 +136,9 @@ def test_the_commits_are_signed_as_the_page_says(site: Site) -> None:
     ssh, verify, openpgp = _commands("docs/how-to/signing.md")
     save(site, "a", "b")
     home = Path(tempfile.mkdtemp(prefix="home-"))  # not in tmp_path: an agent's socket has a short name
-    exports = [
-        f"export {key}='{value}'" for key, value in site.environment().items() if key.startswith("BRITER_")
-    ]
     run = f"briter-worker run --once\ncd {site.worktree}\n"
     try:
-        said = _follow([*exports, ssh, run, verify, openpgp, "gpgconf --kill all"], home)
+        said = _follow([*_exports(site), ssh, run, verify, openpgp, "gpgconf --kill all"], home)
     finally:
         shutil.rmtree(home)
 
@@ -300,14 +298,12 @@ def _follow_as_administrator(site: Site, pages: dict[str, list[str]], **replaced
     text = re.sub(r"(?<![\w.*])/(srv|etc|opt|tmp)/", rf"{site.root}/\1/", text)
     for old, new in {"=site ": f"={os.geteuid()} ", **replaced}.items():
         text = text.replace(old, new)
-    kept = {
-        key: value
-        for key, value in site.environment().items()
-        if key.startswith(("BRITER_", "BLOG_", "GIT_"))
-    }
-    exports = [f"export {key}='{value}'" for key, value in kept.items()]
     _follow(
-        [*exports, f"export PATH={programs}:$PATH HOME={site.root}/home; unset -f briter-worker", text],
+        [
+            *_exports(site),
+            f"export PATH={programs}:$PATH HOME={site.root}/home; unset -f briter-worker",
+            text,
+        ],
         site.root,
     )
 

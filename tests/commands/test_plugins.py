@@ -99,26 +99,6 @@ def test_a_snooze_costs_no_attempt_and_is_tried_again(plugged: Plugged) -> None:
     assert plugged.run().of("failed")
 
 
-def test_middleware_surrounds_each_attempt_the_first_outermost(plugged: Plugged) -> None:
-    for name in ("b-second", "a-first"):
-        plugged.install(
-            name,
-            HEAD
-            + f"""
-@hookimpl
-@contextmanager
-def around_attempt(job, attempt):
-    with open("order", "a") as out: out.write("{name} in\\n")
-    yield
-    with open("order", "a") as out: out.write("{name} out\\n")
-""",
-        )
-    plugged.post("a")
-    assert plugged.run().of("published")
-    order = (plugged.site.root / "order").read_text().splitlines()
-    assert order == ["a-first in", "b-second in", "b-second out", "a-first out"]
-
-
 @pytest.mark.parametrize("hook", ["before_publish(job)", "around_attempt(job)"])
 def test_a_plugin_that_trips_over_one_post_fails_that_post_alone(plugged: Plugged, hook: str) -> None:
     code = f"@hookimpl\ndef {hook}:\n    if job.slug == 'bad': raise KeyError('oops')\n"

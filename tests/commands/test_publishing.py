@@ -66,13 +66,8 @@ def test_what_others_staged_or_changed_stays_as_it_was(site: Site) -> None:
     site.run_once()
 
     assert changed_by(site, site.remote_log()[0][0]) == {"content/posts/a.md"}
-    assert site.git("status", "--porcelain").splitlines() == [
-        "A  content/posts/staged.md",
-        " M content/posts/welcome.md",
-    ] or set(site.git("status", "--porcelain").splitlines()) == {
-        "A  content/posts/staged.md",
-        "M content/posts/welcome.md",
-    }
+    status = site.git("status", "--porcelain").splitlines()
+    assert sorted(map(str.strip, status)) == ["A  content/posts/staged.md", "M content/posts/welcome.md"]
 
 
 def test_a_deleted_post_is_deleted_on_the_remote(site: Site) -> None:
@@ -144,65 +139,6 @@ def test_attributes_that_are_not_checked_out_count_as_git_add_counts_them(
     assert [site.remote_file(post) for post in posts] == [changed, changed, "one\r\ntwo\r\n"]
 
 
-def test_modes_are_as_git_itself_would_record_them(site: Site) -> None:
-    site.write_post("content/posts/run.sh", "#!/bin/sh\n").chmod(0o755)
-    site.write_post("content/posts/odd.md", "odd\n").chmod(0o640)
-    site.save("x", ["content/posts/run.sh", "content/posts/odd.md"])
-    site.run_once()
-    modes = site.git("ls-tree", "-r", "--format=%(objectmode) %(path)", "main", "content", cwd=site.remote)
-    assert "100755 content/posts/run.sh" in modes
-    assert "100644 content/posts/odd.md" in modes
-    (site.worktree / "content/posts/run.sh").chmod(0o644)
-    site.save("x", ["content/posts/run.sh"])
-    assert site.run_once().of("published")
-    assert "100644 content/posts/run.sh" in site.git(
-        "ls-tree", "-r", "--format=%(objectmode) %(path)", "main", "content", cwd=site.remote
-    )
-
-
-@pytest.mark.parametrize("what", ["ignored", "symlink", "bare repository"])
-def test_a_folder_in_which_nothing_may_be_published_fails_as_nopaths(site: Site, what: str) -> None:
-    folder = site.worktree / "content/odd"
-    folder.mkdir()
-    if what == "ignored":
-        site.write_post(".gitignore", "content/odd/\n")
-        site.write_post("content/odd/a.md", "a\n")
-    elif what == "symlink":
-        (folder / "a.md").symlink_to("/etc/passwd")
-    else:
-        site.git("init", "-q", "--bare", str(folder / "b.git"))
-    site.save("odd", ["content/odd"])
-    assert site.run_once().of("nopaths")
-
-
-def test_a_folder_job_never_deletes_what_no_job_may_publish(site: Site) -> None:
-    site.write_post("content/.gitattributes", "*.bin binary\n")
-    site.commit_all("attributes")
-    (site.worktree / "content/.gitattributes").unlink()
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("all", ["content"])
-    result = site.run_once()
-    assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/a.md"}
-
-
-def test_a_file_takes_a_folders_place_and_the_reverse(site: Site) -> None:
-    site.write_post("content/posts/x/a.md", "a\n")
-    site.save("x", ["content/posts/x"])
-    site.run_once()
-    (site.worktree / "content/posts/x/a.md").unlink()
-    (site.worktree / "content/posts/x").rmdir()
-    site.write_post("content/posts/x", "a file now\n")
-    site.save("x", ["content/posts/x"])
-    assert site.run_once().of("published")
-    assert site.remote_file("content/posts/x") == "a file now\n"
-    (site.worktree / "content/posts/x").unlink()
-    site.write_post("content/posts/x/b.md", "b\n")
-    site.save("x", ["content/posts/x"])
-    assert site.run_once().of("published")
-    assert site.remote_file("content/posts/x/b.md") == "b\n"
-    assert site.git("status", "--porcelain") == ""
-
-
 def test_nothing_new_is_nochange(site: Site) -> None:
     site.save("welcome", ["content/posts/welcome.md"])
     result = site.run_once()
@@ -228,27 +164,19 @@ def test_allowed_paths_are_published_and_the_others_logged(site: Site) -> None:
     assert changed_by(site, site.remote_log()[0][0]) == {"content/posts/a.md"}
 
 
-def test_why_a_path_is_refused_can_be_read_whatever_the_path_is_called(site: Site) -> None:
-    """What stands behind `passwd:` or `secret:` is hidden, as a password would be."""
-    for name in ("a.secret", "b.token"):
-        site.write_post(f"content/{name}", "x\n")
-    site.write_post(".gitignore", "*.secret\n")
-    (site.worktree / "content/api-key").symlink_to("a.secret")
-    for paths, said in (
-        (["/etc/passwd"], "/etc/passwd, as it is absolute"),
-        (["content/a.secret"], "content/a.secret, as git ignores it"),
-        (["content/api-key"], "content/api-key, as it is, or is below, a symbolic link"),
-        (["media/password", "/token"], "media/password, as it is under none of the allowed folders"),
-    ):
-        site.save("a", paths)
-        site.run_once()
-        error = site.job("a")["lastError"]
-        assert f"none of its paths may be published: {said}" in error
-        assert "***" not in error
-
-
 @pytest.mark.parametrize(
-    "kind", ["symlink", "fifo", "ignored", "piped-rules", "nested", "linked-folder", "outside"]
+    "kind",
+    [
+        "symlink",
+        "fifo",
+        "ignored",
+        "piped-rules",
+        "nested",
+        "bare",
+        "linked-folder",
+        "folder of links",
+        "outside",
+    ],
 )
 def test_a_job_with_no_allowed_path_fails_as_nopaths_at_once(site: Site, kind: str) -> None:
     path = "content/posts/x.md"
@@ -267,6 +195,13 @@ def test_a_job_with_no_allowed_path_fails_as_nopaths_at_once(site: Site, kind: s
         site.write_post("content/posts/sub/x.md", "x\n")
         site.git("init", "-q", str(site.worktree / "content/posts/sub"))
         path = "content/posts/sub/x.md"
+    elif kind == "bare":
+        path = "content/posts/sub"
+        site.git("init", "-q", "--bare", str(site.worktree / path / "b.git"))
+    elif kind == "folder of links":
+        path = "content/posts/sub"
+        (site.worktree / path).mkdir()
+        (site.worktree / path / "a.md").symlink_to("/etc/passwd")
     elif kind == "linked-folder":
         site.write_post("elsewhere/x.md", "x\n")
         (site.worktree / "content/linked").symlink_to(site.worktree / "elsewhere")
@@ -307,18 +242,6 @@ def test_a_file_too_large_is_refused_alone(site: Site) -> None:
     assert [event["slug"] for event in result.of("dead-lettered")] == ["big"]
     assert site.job("big")["failure"] == "too-large"
     assert [event["slug"] for event in result.of("published")] == ["a"]
-
-
-def test_line_ends_that_git_only_guesses_at_stay_as_they_were_committed(site: Site) -> None:
-    save(site, "a")
-    site.run_once()
-    site.write_post(".gitattributes", "* text=auto\n")
-    site.commit_all("attributes")
-    site.save("a", ["content/posts/a.md"])
-    assert site.run_once().of("nochange")
-    site.save_post("new", "one\r\n")
-    site.run_once()
-    assert site.remote_file("content/posts/new.md") == "one\n"
 
 
 def test_a_folder_never_takes_the_workers_storage_along(site: Site) -> None:

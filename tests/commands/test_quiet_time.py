@@ -53,22 +53,6 @@ def test_what_is_still_quiet_is_left_and_shown_with_its_end(site: Site) -> None:
     assert f"quietUntil\t{job['quietUntil']}" in site.command("show", "hello", **QUIET).stdout
 
 
-@pytest.mark.parametrize("ages", [(61.0,), (91.0, 1.0)], ids=["not saved for so long", "at the maximum"])
-def test_a_post_is_published_once_when_its_quiet_time_is_over(site: Site, ages: tuple[float, ...]) -> None:
-    for age in ages:
-        save(site, f"saved {age} s ago\n", age=age, message=f"saved {age} s ago")
-    assert site.run_once(**QUIET).of("published")[0]["slug"] == "hello"
-    assert subjects(site)[0] == f"saved {ages[-1]} s ago"
-    assert site.remote_file(POST) == f"saved {ages[-1]} s ago\n"
-    assert len(subjects(site)) == 2
-
-
-def test_publish_now_ends_a_quiet_time(site: Site) -> None:
-    save(site)
-    assert site.command("publish-now", "hello", **QUIET).returncode == 0
-    assert site.run_once(**QUIET).of("published")
-
-
 def test_a_worker_makes_one_commit_of_what_is_saved_again_and_again(site: Site) -> None:
     with site.running("run", BRITER_WORKER_QUIET_MS="1000", BRITER_WORKER_POLL_INTERVAL_MS="60000"):
         for number in range(5):

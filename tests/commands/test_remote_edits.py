@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import hmac
 import json
-import os
 import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -275,27 +274,6 @@ def test_pulls_come_less_often_while_they_fail_and_an_order_stays_until_one_succ
     ordered.run(3.0)
     assert outcomes[-1] is None
     assert not answered.exists()
-
-
-def test_what_a_killed_worker_left_of_a_pull_keeps_the_next_one_out_until_it_ends(site: Site) -> None:
-    push(site)
-    started, go = site.root / "started", site.root / "go"
-    shim = site.root / "bin" / "git"
-    shim.parent.mkdir()
-    wait = f"while [ ! -e {go} ]; do sleep 0.02; done"
-    fetch = f"*' fetch '*) trap '' TERM; touch {started}; {wait};;"
-    shim.write_text(f'#!/bin/sh\ncase " $* " in {fetch} esac\nexec {shutil.which("git")} "$@"\n')
-    shim.chmod(0o755)
-    with site.running(**SOON, PATH=f"{shim.parent}:{os.environ['PATH']}") as worker:
-        eventually(started.exists)
-        worker.kill()
-        worker.wait()
-        with (site.worktree / ".git/briter/lock").open() as lock, pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        go.touch()
-    assert site.command("pull").returncode == 0
-    assert has(site)
-    assert site.git("status", "--porcelain") == ""
 
 
 # --- in a cluster

@@ -211,16 +211,6 @@ def test_a_file_that_its_author_has_put_back_gets_the_remotes_edit(site: Site) -
     assert site.git("status", "--porcelain") == ""
 
 
-def test_a_mode_that_the_remote_changed_is_taken_over(site: Site, other: Path) -> None:
-    site.git("update-index", "--chmod=+x", "content/posts/welcome.md", cwd=other)
-    site.git("commit", "-qm", "executable", cwd=other)
-    site.git("push", "-q", cwd=other)
-    save(site, "b")
-    assert site.run_once().of("published")
-    assert (site.worktree / "content/posts/welcome.md").stat().st_mode & 0o111
-    assert site.git("status", "--porcelain") == ""
-
-
 @pytest.mark.parametrize("text", ["# Welcome\n", "# Welcome\n\nEdited\n"])
 def test_a_mode_that_the_remote_changed_is_not_taken_back(site: Site, other: Path, text: str) -> None:
     site.git("update-index", "--chmod=+x", "content/posts/welcome.md", cwd=other)
@@ -233,15 +223,6 @@ def test_a_mode_that_the_remote_changed_is_not_taken_back(site: Site, other: Pat
         assert site.run_once().of("published")
         assert site.git("ls-tree", "main", "content/posts/welcome.md", cwd=site.remote).startswith("100755 ")
         assert site.remote_file("content/posts/welcome.md") == text
-
-
-def test_an_authors_mode_and_a_remotes_edit_go_together(site: Site) -> None:
-    site.push_elsewhere({"content/posts/welcome.md": "# Theirs\n"})
-    (site.worktree / "content/posts/welcome.md").chmod(0o755)
-    site.save("welcome", ["content/posts/welcome.md"])
-    assert site.run_once().of("published")
-    assert site.git("ls-tree", "main", "content/posts/welcome.md", cwd=site.remote).startswith("100755 ")
-    assert site.remote_file("content/posts/welcome.md") == "# Theirs\n"
 
 
 @pytest.mark.parametrize("was", ["a file", "nothing"])

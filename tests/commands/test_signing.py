@@ -178,36 +178,6 @@ def test_a_signature_changes_nothing_else_of_a_commit(site: Site, keys: Keys) ->
     assert [message.decode() for _, message in found] == MESSAGES * 2
 
 
-def test_a_name_that_git_would_not_sign_stops_no_post(site: Site, keys: Keys) -> None:
-    site.save_post("a", "A\n", author={"name": "...", "email": "a@example.org"})
-    assert site.run_once(**keys.settings("ssh")).of("published")
-    assert site.git("log", "-1", "--format=%an <%ae>", "main", cwd=site.remote) == "unknown <a@example.org>"
-
-
-def test_a_rebased_local_commit_is_signed_with_its_own_encoding(site: Site, keys: Keys) -> None:
-    site = replace(site, env=keys.settings("ssh"))
-    site.write_post("layout.html", "mine\n")
-    site.git("add", "layout.html")
-    message = site.root / "message"
-    message.write_bytes("# Gruß".encode("latin-1"))
-    site.git(
-        *("-c", "i18n.commitEncoding=ISO-8859-1", "commit", "-q", "--cleanup=verbatim", f"--file={message}"),
-        "--date=2001-02-03T04:05:06+0200",
-    )
-    before = shell("git", "-C", str(site.worktree), "cat-file", "commit", "HEAD")
-    site.push_elsewhere({"content/posts/theirs.md": "theirs\n"})
-
-    result = site.command("pull", "--rebase", "--push")
-
-    assert result.returncode == 0, result.stderr
-    commit = site.remote_log()[0][0]
-    keys.verify(site.remote, commit, "ssh")
-    header, text = raw(site, commit)
-    assert text == before.partition(b"\n\n")[2]
-    assert b"encoding ISO-8859-1" in header
-    assert site.git("log", "-1", "--format=%ai|%cn", commit) == "2001-02-03 04:05:06 +0200|A Person"
-
-
 def path_without(site: Site, program: str, script: str = "") -> str:
     """A PATH with everything but this program, which is `script` instead."""
     folder = site.root / "bin"
@@ -314,14 +284,6 @@ def test_a_terminal_is_never_asked_for_a_passphrase(site: Site, keys: Keys) -> N
     assert site.job("a")["failure"] == "signing", done.stdout
     assert "did not end" not in site.job("a")["lastError"]
     assert "Enter passphrase" not in re.sub(r"\[briter-worker\].*", "", done.stdout)
-
-
-def test_a_passphrase_that_the_agent_knows_is_enough(site: Site, keys: Keys) -> None:
-    env = keys.settings("openpgp", "secret")
-    keys.gpg("--passphrase", "secret", "--sign", stdin="unlock")
-    save(site, "a")
-    assert site.run_once(**env).of("published")
-    keys.verify(site.remote, own_commits(site)[0], "openpgp")
 
 
 def test_an_ssh_agent_signs_for_a_public_key(site: Site, keys: Keys) -> None:

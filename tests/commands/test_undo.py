@@ -102,24 +102,6 @@ def test_an_undo_goes_back_to_any_version(site: Site, two: tuple[str, str]) -> N
     assert contents(site) == ["one\n", None, "old\n"]
 
 
-def test_an_undo_with_line_endings_of_the_site(site: Site) -> None:
-    site.write_post(".gitattributes", "*.md text eol=crlf\n")
-    for text in ("one", "two"):
-        (site.worktree / A).write_bytes(f"{text}\r\n".encode())
-        publish(site)
-    undo(site, "a")
-    assert ((site.worktree / A).read_bytes(), site.remote_file(A)) == (b"one\r\n", "one\n")
-
-
-def test_an_undo_beside_another_post_of_the_same_batch(site: Site) -> None:
-    for text in ("one", "two"):
-        for slug in ("a", "b"):
-            site.save_post(slug, f"{slug} {text}")
-        site.run_once()
-    undo(site, "a")
-    assert (site.remote_file(A), site.remote_file("content/posts/b.md")) == ("a one", "b two")
-
-
 @pytest.mark.usefixtures("two")
 @pytest.mark.parametrize(
     ("edit", "path"),
@@ -173,23 +155,6 @@ def test_an_undo_that_makes_no_sense_changes_nothing(
     assert words in done.stderr
     assert "Fix: " in done.stderr
     assert (contents(site), site.jobs()) == (["two\n", "picture", None], [])
-
-
-@pytest.mark.usefixtures("two")
-def test_an_undo_of_what_may_not_be_published_any_more_changes_nothing(site: Site) -> None:
-    done = site.command("undo", "a", BRITER_EXCLUDED_PATHS="*.png")
-    assert done.returncode == 1
-    assert "BRITER_ALLOWED_PATHS" in done.stderr
-    assert (contents(site), site.jobs()) == (["two\n", "picture", None], [])
-
-
-@pytest.mark.usefixtures("two")
-def test_an_undo_that_was_killed_before_its_job_was_written_is_finished_by_another(site: Site) -> None:
-    site.command("undo", "a")
-    (job,) = site.queue.glob("*.json")
-    job.unlink()
-    undo(site, "a")
-    assert contents(site) == ["one\n", None, "old\n"]
 
 
 @pytest.mark.usefixtures("two")

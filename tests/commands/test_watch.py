@@ -242,12 +242,3 @@ def test_watch_is_of_a_site_with_a_queue_folder(site: Site) -> None:
     assert result.returncode == 2
     assert "queue folder" in result.stderr
     assert site.command("run", "--once", "--watch").returncode == 2
-
-
-def test_watch_ends_with_0_when_asked_to(site: Site) -> None:
-    with site.running("watch") as watcher:
-        site.write_post("content/posts/hello.md", "hello\n")
-        eventually(site.jobs)
-        watcher.terminate()
-        assert watcher.wait(20) == 0
-    assert [job["slug"] for job in site.jobs()] == ["posts/hello"]

@@ -126,13 +126,3 @@ def test_the_dashboard_ends_at_once_also_with_readers(dashboard: Dashboard, numb
         assert time.monotonic() - began < 5
     assert dashboard.process.stderr is not None
     assert dashboard.process.stderr.read() == ""
-
-
-def test_an_answer_is_not_delayed_by_nagles_algorithm(site: Site) -> None:
-    with serving(site) as dashboard:
-        took = []
-        for _ in range(30):
-            began = time.perf_counter()
-            dashboard.api.get("/healthz")
-            took.append(time.perf_counter() - began)
-        assert min(took) < 0.035, "TCP_NODELAY is off: each answer waits 40 ms"

@@ -103,28 +103,6 @@ def test_a_published_post_shows_its_commit_its_page_and_how_long_it_took(site: S
         assert "The version saved" in text_of(page)
 
 
-def test_a_refused_post_shows_message_and_fix_and_is_retried_from_the_page(
-    site: Site, dashboard: Dashboard
-) -> None:
-    refuse_everything(site, "customers are not to be named")
-    publish(site, "hello")
-    page = dashboard.page.get("/failed").text
-    assert "Not published: the remote does not accept this post." in text_of(page)
-    assert "customers are not to be named" in page
-    assert f"<code data-copy>{html.escape(site.job('hello')['fix'])}</code>" in page, "verbatim"
-    assert "1 post failed" in text_of(dashboard.page.get("/").text)
-    (site.remote / "hooks" / "pre-receive").unlink()
-
-    answer = dashboard.act("retry", id=site.job("hello")["id"], back="/failed")
-
-    assert answer.status_code == 303
-    assert answer.headers["location"] == "/failed?told=retry"
-    assert "will be retried" in text_of(dashboard.page.get("/failed?told=retry").text)
-    assert site.job("hello")["status"] == "pending"
-    assert site.run_once().returncode == 0
-    assert "Everything that was saved is on the remote" in text_of(dashboard.page.get("/").text)
-
-
 def test_no_page_offers_a_retry_that_would_be_declined(site: Site, dashboard: Dashboard) -> None:
     (site.queue / "broken.json").write_text('{"id": broken')
     os.utime(site.queue / "broken.json", (1, 1))
@@ -167,19 +145,6 @@ def test_scheduled_posts_are_listed_by_day_and_published_now_or_cancelled(
     assert site.job("sooner").get("scheduledFor") is None
     assert {job["slug"] for job in site.jobs()} == {"sooner", "latest"}
     assert re.findall(r'class="post"[^>]*>(\w+)<', dashboard.page.get("/scheduled").text) == ["latest"]
-
-
-def test_a_pause_is_shown_and_ended_from_the_page(site: Site, dashboard: Dashboard) -> None:
-    assert dashboard.act("pause", reason="the printer's deadline", **{"for": "30"}).status_code == 303
-    page = text_of(dashboard.page.get("/").text)
-    assert "Publishing is paused until" in page
-    assert "the printer's deadline" in page
-    save(site, "hello")
-    site.run_once()
-    assert len(site.remote_log()) == 1
-    assert dashboard.act("resume").status_code == 303
-    assert "paused" not in text_of(dashboard.page.get("/").text)
-    assert dashboard.act("pause", **{"for": "1e9"}).status_code == 422
 
 
 def test_every_page_says_why_no_post_can_be_published(site: Site, dashboard: Dashboard) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import stat
-import subprocess
-import sys
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -168,20 +166,6 @@ def test_a_port_that_is_taken_is_reported_with_the_fix(site: Site) -> None:
     assert refused.returncode == 1
     assert "cannot listen on 127.0.0.1" in refused.stderr
     assert "choose another --port" in refused.stderr
-
-
-def test_without_its_extra_the_command_says_what_to_install(site: Site) -> None:
-    blind = "import sys; sys.modules['fastapi'] = None; sys.argv[1:] = ['serve']; "
-    done = subprocess.run(
-        [sys.executable, "-c", f"{blind} from briter_worker.__main__ import main; main()"],
-        env=site.environment(),
-        cwd=site.root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "pip install 'briter-worker[web]'" in done.stderr
 
 
 # --- Forged requests

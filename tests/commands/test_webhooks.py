@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
-import subprocess
 import threading
 import time
 from contextlib import closing
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from receivers import Receiver, Reply, receiving
-from requirements import provide
 from sites import Site, eventually, lines_of
 from standardwebhooks.webhooks import Webhook
 
@@ -29,12 +27,14 @@ from briter_worker.events import (
     WorkerStarted,
 )
 from briter_worker.sinks.recorder import FanOut
-from briter_worker.sinks.store import Outbox, SqliteStore
+from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore
 from briter_worker.sinks.webhooks import DELAYS_S, Sender, UndeliveredError, WebhookSink, post
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from briter_worker.sinks.store import Store
 
 SHA = "52ed5b9c2a5b45b9a7a0a6f8f1f7be9bd5b2d6b1"
 SECRET = "whsec_" + "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0"
@@ -52,8 +52,8 @@ def receiver() -> Iterator[Receiver]:
 class Station:
     """One worker after another with the same outbox, each with the clock at `now`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "webhooks.db"
+    def __init__(self, open_store: Callable[[], Store]) -> None:
+        self.open_store = open_store
         self.now = NOW
         self.warnings: list[str] = []
         self.fixes: list[str] = []
@@ -67,7 +67,7 @@ class Station:
     ) -> FanOut:
         """Return a worker's sinks."""
         sender = Sender(
-            Outbox(SqliteStore(self.path, "outbox")),
+            Outbox(self.open_store()),
             secret=SECRET,
             allow_private=allow_private,
             warn=self.warn,
@@ -105,13 +105,19 @@ class Station:
 
     def unsent(self) -> int:
         """Return the number of unsent messages."""
-        with closing(sqlite3.connect(self.path)) as file:
-            return int(file.execute("SELECT count(*) FROM messages").fetchone()[0])
+        return int(self.open_store().query("SELECT count(*) FROM messages")[0][0])
 
 
 @pytest.fixture
-def station(tmp_path: Path) -> Station:
-    return Station(tmp_path)
+def station(request: pytest.FixtureRequest, tmp_path: Path) -> Station:
+    """One with its outbox in a file, unless the test wants Postgres."""
+    if getattr(request, "param", "file") == "file":
+        return Station(lambda: SqliteStore(tmp_path / "webhooks.db", "outbox"))
+    database = request.getfixturevalue("database")
+    return Station(lambda: PostgresStore(database.transaction))
+
+
+of_either_store = pytest.mark.parametrize("station", ["file", "postgres"], indirect=True)
 
 
 def published(slug: str = "hello", *, dry_run: bool = False, webhook: str | None = None) -> Published:
@@ -249,36 +255,6 @@ def test_a_post_to_a_stalled_or_slow_receiver_ends_in_time(receiver: Receiver) -
 # TLS
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that nobody has reason to trust."""
-    provide("openssl", package="openssl")
-    file = tmp_path_factory.mktemp("tls") / "both.pem"
-    names = ("-addext", "subjectAltName=IP:127.0.0.1", "-subj", "/CN=receiver")
-    files = ("-keyout", str(file), "-out", str(file.with_suffix(".crt")))
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files],
-        check=True,
-        capture_output=True,
-    )
-    with file.open("a", encoding="utf-8") as both:
-        both.write(file.with_suffix(".crt").read_text(encoding="utf-8"))
-    return file
-
-
-def test_a_receiver_with_an_untrusted_certificate_gets_no_message(
-    station: Station, certificate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with receiving(certificate) as receiver:
-        station.tell(station.open(receiver.url), published())
-        assert receiver.received == []
-        assert station.unsent() == 1
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_suffix(".crt")))
-        station.later(DELAYS_S[0])
-        assert len(receiver.received) == 1
-        monkeypatch.undo()
-
-
 # Addresses inside our own network
 
 
@@ -332,6 +308,19 @@ def test_a_name_is_resolved_once_and_the_checked_address_is_called(
 # Stored first
 
 
+@pytest.mark.parametrize("station", ["postgres"], indirect=True)
+def test_a_message_is_sent_once_by_many_nodes(station: Station, receiver: Receiver) -> None:
+    nodes = [station.open(receiver.url) for _ in range(3)]
+    for number in range(30):
+        nodes[number % 3](published(f"{number}"))
+    for node in nodes:
+        node.close()
+    slugs = [json.loads(got.body)["data"]["slug"] for got in receiver.received]
+    assert sorted(slugs, key=int) == [f"{number}" for number in range(30)]
+    assert (station.unsent(), station.warnings) == (0, [])
+
+
+@of_either_store
 def test_a_message_of_a_killed_worker_is_sent_once_by_the_next_one(
     station: Station, receiver: Receiver
 ) -> None:
@@ -349,10 +338,10 @@ def test_a_message_of_a_killed_worker_is_sent_once_by_the_next_one(
     assert len(receiver.received) == 2
 
 
-def test_a_locked_outbox_delays_no_publication(station: Station, receiver: Receiver) -> None:
+def test_a_locked_outbox_delays_no_publication(station: Station, receiver: Receiver, tmp_path: Path) -> None:
     station.tell(station.open(receiver.url), published("first"))
     sinks = station.open(receiver.url)
-    with closing(sqlite3.connect(station.path, isolation_level=None)) as holder:
+    with closing(sqlite3.connect(tmp_path / "webhooks.db", isolation_level=None)) as holder:
         holder.execute("BEGIN EXCLUSIVE")
         began = time.monotonic()
         for number in range(20):
@@ -368,6 +357,7 @@ def test_a_locked_outbox_delays_no_publication(station: Station, receiver: Recei
 # Builds
 
 
+@of_either_store
 def test_one_build_covers_a_batch_and_another_one_later_changes(station: Station, receiver: Receiver) -> None:
     hook = f"{receiver.url}/build"
     station.tell(station.open(build_hook=hook), *(published(f"a{number}") for number in range(20)))

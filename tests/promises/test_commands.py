@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,7 +16,7 @@ from outcomes import save
 from remotes import HOST, Exchange, http_remote, stalls
 from sites import children, eventually, program
 
-from briter_worker.errors import FailureCode, PublishError, StoppedError
+from briter_worker.errors import FailureCode, PublishError
 from briter_worker.git.run import Git
 
 if TYPE_CHECKING:
@@ -72,14 +69,6 @@ def test_a_remote_that_talks_without_end_is_ended_at_the_deadline_and_little_of_
     assert len(said) < 200_000
 
 
-def test_a_conversation_that_git_breaks_off_is_told_in_gits_words(git: Git) -> None:
-    opened = git.open("cat-file", "--nope")
-    with pytest.raises(PublishError, match="usage: git cat-file"), opened as command:  # noqa: PT012
-        while True:
-            command.send.write(b"x" * 4096)
-            command.send.flush()
-
-
 def test_a_push_that_landed_though_the_remote_fell_silent_is_published(site: Site) -> None:
     site.hook("exec sleep 30", "post-receive")
     site.save_post("a", "A\n")
@@ -87,22 +76,6 @@ def test_a_push_that_landed_though_the_remote_fell_silent_is_published(site: Sit
     assert result.of("published"), result.stdout
     assert site.jobs() == []
     assert result.of("published")[0]["commit"] == site.remote_log()[0][0]
-
-
-def test_a_command_that_starts_as_all_are_aborted_is_ended_too(
-    git: Git, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git.run("rev-parse", "HEAD")
-
-    def popen(*args: object, **kwargs: object) -> subprocess.Popen[bytes]:
-        git.abort()  # it looks for what runs before this one is known
-        return start(*args, **kwargs)  # type: ignore[call-overload,no-any-return]
-
-    start = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    with pytest.raises(StoppedError):
-        git.run("cat-file", "--batch")
-    assert children() == []
 
 
 def test_git_gets_sigterm_when_the_worker_dies(site: Site) -> None:
@@ -113,35 +86,6 @@ def test_git_gets_sigterm_when_the_worker_dies(site: Site) -> None:
         eventually(lambda: pid.exists() and pid.read_text())
         worker.kill()
     eventually(lambda: not psutil.pid_exists(int(pid.read_text())), within=5)
-
-
-def test_what_git_printed_while_the_worker_was_stopped_is_read(
-    site: Site, git: Git, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.git("config", "alias.late", "!sleep 0.2; echo said")  # it has not ended at the first look
-    look = selectors.DefaultSelector.select
-    looks: list[float | None] = []
-
-    def look_late(selector: selectors.DefaultSelector, timeout: float | None = None) -> object:
-        looks.append(timeout)
-        if len(looks) > 1:
-            return look(selector, timeout)
-        eventually(lambda: all(each.status() == psutil.STATUS_ZOMBIE for each in children()))
-        return []  # as `select` does after a SIGSTOP that was longer than its time
-
-    monkeypatch.setattr(selectors.DefaultSelector, "select", look_late)
-    assert git.run("late") == b"said\n"
-    assert len(looks) > 1
-
-
-def test_output_that_a_daemon_keeps_open_is_not_waited_for(site: Site, git: Git, strays: Path) -> None:
-    program(site.root / "leave", f"echo said; setsid sleep 60 & echo $! >> {strays}")
-    site.git("config", "alias.leave", f"!{site.root / 'leave'}")
-    began = time.monotonic()
-    assert git.run("leave") == b"said\n"
-    process = git.repo.git.execute(["git", "leave"], as_process=True)
-    assert process.stdout.readlines() == ["said\n"]
-    assert time.monotonic() - began < 10
 
 
 DAEMON = "setsid sleep 60 </dev/null >/dev/null 2>&1 & echo $! >> {strays}\n"
@@ -206,30 +150,6 @@ def _is_in(process: psutil.Process, folder: Path) -> bool:
     return False
 
 
-def test_a_daemon_of_ssh_does_not_keep_the_next_worker_out(site: Site, strays: Path) -> None:
-    begun = site.root / "begun"
-    program(site.root / "ssh", DAEMON.format(strays=strays) + f"touch {begun}; exec sleep 40")
-    there = site.git("remote", "get-url", "origin")
-    site.git("config", "core.sshCommand", str(site.root / "ssh"))
-    site.git("remote", "set-url", "origin", "ssh://git@host/x")
-    site.save_post("a", "A\n")
-    with site.running() as worker:
-        eventually(begun.exists)
-        worker.kill()
-        worker.wait()
-    site.git("remote", "set-url", "origin", there)
-    names: list[str] = []
-
-    def publishes() -> bool:
-        names[:] = site.run_once(BRITER_WORKER_BACKOFF_MS="0").names()
-        return "published" in names
-
-    try:
-        eventually(publishes, within=15)
-    except AssertionError:
-        raise AssertionError(names) from None
-
-
 def test_a_daemon_of_a_remotes_hook_does_not_keep_the_next_worker_out(site: Site, strays: Path) -> None:
     program(site.remote / "hooks" / "post-receive", DAEMON.format(strays=strays))
     save(site, "a")
@@ -243,29 +163,6 @@ def test_a_daemon_of_a_remotes_hook_does_not_keep_the_next_worker_out(site: Site
     assert site.remote_file("content/posts/b.md") == "b\n"
 
 
-@pytest.mark.parametrize("lowest", [(3,), (20,), (3, 20)], ids=["one-digit", "two-digits", "both"])
-def test_a_helper_gets_its_answers_through_and_no_descriptor_of_ours(
-    site: Site, lowest: tuple[int, ...]
-) -> None:
-    seen = site.root / "seen"
-    text = f'ls /proc/self/fd > {seen}; cat >/dev/null; echo username="it\'s"; echo password=p'
-    helper = program(site.root / "a helper", text)
-    with (site.root / "lock").open("w") as lock:
-        # Duplicates, as the lock's own descriptor is one; never over one that is in use.
-        fds = tuple(fcntl.fcntl(lock, fcntl.F_DUPFD_CLOEXEC, number) for number in lowest)
-    try:
-        git = Git(site.worktree, remote="origin", timeout=30, pass_fds=fds)
-        site.git("config", "credential.helper", "!false")
-        site.git("config", "--add", "credential.helper", "")
-        site.git("config", "--add", "credential.helper", f"!'{helper}'")
-        out = git.run("credential", "fill", stdin=b"protocol=https\nhost=example.org\n\n")
-    finally:
-        for fd in fds:
-            os.close(fd)
-    assert b"username=it's\npassword=p\n" in out
-    assert not {str(fd) for fd in fds} & set(seen.read_text().split())
-
-
 def test_a_program_named_git_in_the_work_tree_is_not_run(site: Site) -> None:
     mark = site.root / "ran"
     for folder in (site.worktree, site.root):
@@ -276,68 +173,8 @@ def test_a_program_named_git_in_the_work_tree_is_not_run(site: Site) -> None:
     assert not mark.exists()
 
 
-def test_a_command_that_does_not_read_what_it_is_given_is_no_error(git: Git) -> None:
-    assert git.run("rev-parse", "--is-inside-work-tree", stdin=b"x" * (1 << 22)) == b"true\n"
-
-
-@pytest.mark.parametrize("whose", ["the site's", "the worker's"])
-def test_a_configuration_that_cannot_be_read_is_damage_without_its_words(
-    site: Site, whose: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = site.worktree / ".git" / "config"
-    if whose == "the worker's":
-        monkeypatch.setenv("HOME", str(site.root))
-        config = site.root / ".gitconfig"
-        config.touch()
-    config.write_text("https://user:s3cret@example.org\n" + config.read_text())
-    with pytest.raises(PublishError, match="git's configuration cannot be read") as failed:
-        Git(site.worktree, remote="origin", timeout=30).config("core.bare")
-    assert failed.value.code is FailureCode.CORRUPT
-    assert "s3cret" not in failed.value.message
-
-
 def test_a_configuration_with_bytes_that_are_no_text_is_read_and_pushed_with(site: Site) -> None:
     with (site.worktree / ".git" / "config").open("ab") as config:
         config.write(b'[odd "\xff"]\n\tname = M\xfcller\n\tempty\n')
     site.save_post("a", "A\n")
     assert site.run_once().of("published")
-    git = Git(site.worktree, remote="origin", timeout=30)
-    assert git.config("ODD.\udcff.Name") == "M\udcfcller"
-    assert git.config("odd.\udcff.empty") == "true"
-    assert git.config("remote.origin.nothing", "none") == "none"
-
-
-def test_the_configuration_is_read_again_when_one_of_its_files_changed(site: Site, git: Git) -> None:
-    config = site.worktree / ".git" / "config"
-
-    def is_kept() -> bool:
-        """Whether another look needs no git, once the files are old enough."""
-        os.utime(config, (time.time() - 60,) * 2)
-        git.refresh()
-        before = git.settings
-        git.refresh()
-        return git.settings is before
-
-    assert is_kept()
-    site.git("config", "core.autocrlf", "input")
-    git.refresh()
-    assert git.config("core.autocrlf") == "input"
-    git.refresh()
-    site.git("config", "core.autocrlf", "false")  # at once: the time of the file may be the same
-    git.refresh()
-    assert git.config("core.autocrlf") == "false"
-    assert is_kept()
-    site.git("config", "include.path", "not-there-yet")
-    assert not is_kept()
-
-
-def test_a_command_that_was_begun_is_answered_once_and_ended_if_nobody_asks(git: Git) -> None:
-    names = b"\0".join(b"%d" % number for number in range(100_000)) + b"\0"
-    command = ("check-attr", "-z", "--stdin", "text")
-    git.begin(*command, stdin=names)
-    assert git.run("rev-parse", "--is-inside-work-tree") == b"true\n"
-    assert git.run(*command, stdin=names).count(b"unspecified") == 100_000
-    git.begin("cat-file", "--batch", stdin=names)
-    git.begin("cat-file", "--batch", stdin=None)
-    git.end_begun()
-    assert children() == []

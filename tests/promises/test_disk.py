@@ -54,15 +54,6 @@ def test_a_full_disk_under_the_queue_costs_no_attempt_and_no_job(tmp_path: Path)
         assert_sound(site)
 
 
-def test_a_disk_with_space_for_the_lock_alone_suffices_to_publish(tmp_path: Path) -> None:
-    with site_with_small(tmp_path, "storage", "1m") as site:
-        save(site, "a", "b")
-        with full(site.storage, left=4096):
-            assert_published(site, site.run_once(), "a", "b")
-        assert site.run_once().names() == ["worker-started", "worker-stopped"]
-        assert_sound(site)
-
-
 def test_a_disk_that_fills_while_a_push_runs_loses_nothing(tmp_path: Path) -> None:
     with site_with_small(tmp_path, "storage", "1m") as site:
         save(site, "a")
@@ -252,17 +243,6 @@ def test_an_io_error_under_a_post_concerns_that_post_alone(site: Site) -> None:
     assert_published(site, site.run_once())
 
 
-@pytest.mark.parametrize("name", ["HEAD", "refs/heads/main"])
-def test_a_ref_that_cannot_be_read_is_the_sites_condition(site: Site, name: str) -> None:
-    save(site, "a")
-    with unreadable() as broken, over(site.worktree / ".git" / name, broken):
-        reason = assert_put_off(site, site.run_once(), FailureCode.DISK)
-    assert f"{name} cannot be read: Input/output error" in reason
-    assert site.job("a")["fix"]
-    site.command("retry", "a")
-    assert_published(site, site.run_once())
-
-
 def test_an_io_error_under_a_job_file_is_shown_and_the_others_go_on(site: Site) -> None:
     save(site, "a", "b")
     (job,) = site.queue.glob("a-*.json")
@@ -275,18 +255,6 @@ def test_an_io_error_under_a_job_file_is_shown_and_the_others_go_on(site: Site) 
         assert "Input/output error" in stuck["reason"]
     assert job.read_bytes() == before
     assert_published(site, site.run_once())
-
-
-def test_a_limit_that_ends_git_without_a_word_as_it_moves_a_ref_is_the_sites_condition(site: Site) -> None:
-    save(site, "a")
-    git = site.root / "bin" / "git"
-    git.parent.mkdir()
-    limited = 'case " $* " in *" update-ref "*) exec prlimit --fsize=0 /usr/bin/git "$@";; esac'
-    git.write_text(f'#!/bin/sh\n{limited}\nexec /usr/bin/git "$@"\n')
-    git.chmod(0o755)
-    result = site.run_once(PATH=f"{git.parent}:{os.environ['PATH']}")
-    assert_put_off(site, result, FailureCode.DISK)
-    assert "ulimit -f" in site.job("a")["fix"]
 
 
 @pytest.mark.parametrize(
@@ -311,29 +279,6 @@ def test_what_git_cannot_flush_to_the_disk_is_the_sites_condition(site: Site, er
     assert len(site.remote_log()) == 2
     site.command("retry", "a")
     assert_published(site, site.run_once())
-    assert_sound(site)
-
-
-def refusing(site: Site, call: str, file: str, error: str) -> Result:
-    """`run --once`, to which the system refuses this call for this file of git's; git itself may."""
-    provide("strace", package="strace")
-    path = site.worktree / ".git" / file
-    inject = ["-e", f"trace={call}", "-e", f"inject={call}:error={error}"]
-    return site.run_once("strace", "-qq", "-o", "/dev/null", "-P", str(path), *inject)
-
-
-def test_an_index_that_cannot_be_written_is_told_and_follows_later(site: Site) -> None:
-    save(site, "a")
-    tip = site.git("rev-parse", "main")
-    result = refusing(site, "rename", "index.lock", "EIO")
-    assert_published(site, result)
-    (told, *_) = result.of("warning")
-    assert "Published. The local branch main is behind: Input/output error" in told["error"]
-    assert told["fix"] == "check the disk"
-    assert site.git("rev-parse", "main") == tip, "branch and index move together"
-    assert site.git("diff", "--cached", "--name-only") == ""
-    site.run_once()
-    assert site.git("rev-parse", "main") == site.git("rev-parse", "main", cwd=site.remote)
     assert_sound(site)
 
 

@@ -14,7 +14,6 @@ from mounts import full, read_only, small
 from outcomes import (
     LAST,
     assert_dead_letter,
-    assert_fit_to_be_shown,
     assert_once,
     assert_published,
     assert_put_off,
@@ -181,13 +180,6 @@ def test_a_hook_that_refuses_everything_is_mended_and_all_are_tried_again(site: 
     assert_once(site, "a", "b")
 
 
-def test_a_hook_that_never_stops_talking_does_not_hide_what_to_do(site: Site) -> None:
-    site.hook("seq -f 'https://u:s3cr3t-canary@h/%g no' 9000 >&2; exit 1")
-    save(site, "a")
-    assert_fit_to_be_shown(assert_refused(site, site.run_once(), FailureCode.REJECTED))
-    assert site.job("a")["fix"].endswith("briter-worker retry --all")
-
-
 # Names and addresses
 
 
@@ -236,13 +228,16 @@ def test_an_address_that_would_run_or_take_something_does_not(site: Site, addres
     assert_published(site, site.run_once(), "a", "b")
 
 
-@pytest.mark.parametrize("kind", ["receivepack", "uploadpack", "proxy", "vcs", "push", "mirror"])
+@pytest.mark.parametrize(
+    "kind", ["receivepack", "uploadpack", "proxy", "vcs", "push", "mirror", "push option"]
+)
 def test_what_the_remotes_settings_say_besides_is_not_heeded(site: Site, kind: str) -> None:
     mark = site.root / "ran"
     ran = str(program(site.root / "canary", f"touch {mark}; exit 1"))
     value = {"proxy": "http://127.0.0.1:9", "push": "+refs/heads/*:refs/heads/*", "mirror": "true"}
     site.git("branch", "draft")
-    site.git("config", f"remote.origin.{kind}", value.get(kind, ran))
+    key = "push.pushOption" if kind == "push option" else f"remote.origin.{kind}"  # some remotes take none
+    site.git("config", key, value.get(kind, ran))
     save(site, "a")
     result = site.run_once()
     assert not mark.exists()
@@ -251,19 +246,6 @@ def test_what_the_remotes_settings_say_besides_is_not_heeded(site: Site, kind: s
         return
     assert_published(site, result)
     assert site.git("for-each-ref", "--format=%(refname)", cwd=site.remote) == "refs/heads/main"
-
-
-@pytest.mark.parametrize("dry_run", ["true", "false"])
-def test_a_push_option_of_the_sites_configuration_is_not_sent(site: Site, dry_run: str) -> None:
-    """Not every remote takes one, and then it takes no push at all."""
-    site.git("config", "--add", "push.pushOption", "ci.skip")
-    site.git("config", "--add", "push.pushOption", "merge_request.create")
-    site.hook('[ -z "$GIT_PUSH_OPTION_COUNT" ] || [ "$GIT_PUSH_OPTION_COUNT" = 0 ]')
-    for slug, takes in (("a", "false"), ("b", "true")):
-        site.git("config", "receive.advertisePushOptions", takes, cwd=site.remote)
-        save(site, slug)
-        result = site.run_once(BRITER_WORKER_DRY_RUN=dry_run)
-        assert result.of("published"), result.stdout
 
 
 def test_the_site_needs_no_identity_of_its_own(site: Site) -> None:

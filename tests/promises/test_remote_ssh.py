@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 from outcomes import (
     LAST,
-    SOON,
     assert_dead_letter,
     assert_once,
     assert_published,
@@ -58,16 +57,6 @@ def test_a_host_whose_key_is_unknown_is_not_talked_to_and_nobody_is_asked(
     assert_waits_until_it_passes(site, FailureCode.HOST_KEY, "ssh-keyscan HOST", ssh.introduce)
 
 
-def test_a_key_that_is_missing_here_is_told(site: Site, ssh: SshHost) -> None:
-    (ssh.folder / "client").rename(ssh.folder / "elsewhere")
-
-    def mend() -> None:
-        (ssh.folder / "elsewhere").rename(ssh.folder / "client")
-
-    reason = assert_waits_until_it_passes(site, FailureCode.AUTH, "deploy key or token", mend)
-    assert "sshd/client not accessible" in reason
-
-
 def test_nobody_is_ever_asked_for_a_passphrase(site: Site, ssh: SshHost) -> None:
     key = str(ssh.folder / "client")
     subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "passphrase", "-f", key], check=True)
@@ -79,32 +68,10 @@ def test_nobody_is_ever_asked_for_a_passphrase(site: Site, ssh: SshHost) -> None
     assert not mark.exists(), mark.read_text()
 
 
-def test_a_repository_that_is_not_there_is_told(site: Site, ssh: SshHost) -> None:
-    site.git("remote", "set-url", "origin", ssh.url(site.root / "renamed.git"))
-
-    def rename() -> None:
-        site.git("remote", "set-url", "origin", ssh.url(site.remote))
-
-    assert_waits_until_it_passes(site, FailureCode.REMOTE_MISSING, "git remote -v", rename)
-
-
 def test_a_login_that_prints_a_greeting_is_told(site: Site, ssh: SshHost) -> None:
     ssh.let_in(options='command="echo Welcome"')
     fix = "check what the remote's login prints"
     assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, fix, ssh.let_in)
-
-
-def test_a_login_that_hangs_is_given_up_with_every_process(site: Site, ssh: SshHost) -> None:
-    ssh.let_in(options='command="exec sleep 60"')
-    assert_waits_until_it_passes(site, FailureCode.TIMEOUT, "check the network", ssh.let_in, **SOON)
-
-
-@pytest.mark.usefixtures("ssh")
-def test_a_connection_that_ends_after_the_push_is_published_all_the_same(site: Site) -> None:
-    site.hook("kill -9 $PPID", "post-receive")
-    save(site, "a", "b")
-    assert_published(site, site.run_once(), "a", "b")
-    assert_once(site, "a", "b")
 
 
 @pytest.mark.usefixtures("ssh")

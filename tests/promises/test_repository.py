@@ -9,12 +9,10 @@ import pytest
 from outcomes import save
 from sites import Result, Site
 
-from briter_worker.errors import FailureCode, PublishError
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 DRY = {"BRITER_WORKER_DRY_RUN": "true"}
@@ -29,20 +27,6 @@ def try_again(site: Site) -> Result:
 def open_repository(site: Site, branch: str = "main") -> Repository:
     git = Git(site.worktree, remote="origin", timeout=30)
     return Repository(git, branch=branch, remote="origin")
-
-
-@pytest.fixture
-def repository(site: Site) -> Iterator[Repository]:
-    opened = open_repository(site)
-    with opened.working():
-        yield opened
-    opened.git.close()
-
-
-def failure_of(action: Callable[[], object]) -> PublishError:
-    with pytest.raises(PublishError) as failed:
-        action()
-    return failed.value
 
 
 # What is a branch's own
@@ -63,13 +47,6 @@ def test_linked_work_trees_keep_apart_what_is_theirs(site: Site) -> None:
     assert [job["slug"] for job in site.jobs()] == ["a"]
 
 
-def test_branches_whose_names_contain_one_another_do_not_collide(site: Site) -> None:
-    refs = [open_repository(site, name).pushed_ref for name in ("a", "a/pushed", "a%2Fpushed", "b/c")]
-    for ref in refs:
-        site.git("update-ref", ref, "HEAD")
-    assert sorted(site.git("for-each-ref", "--format=%(refname)", "refs/briter").split()) == sorted(refs)
-
-
 def test_a_symlinked_work_tree_is_published_like_any_other(site: Site) -> None:
     moved = site.root / "elsewhere"
     site.worktree.rename(moved)
@@ -88,31 +65,7 @@ def test_without_a_home_the_posts_are_published(site: Site) -> None:
 # Its state
 
 
-def test_a_rewritten_branch_is_refused_until_a_person_accepts_it(site: Site, repository: Repository) -> None:
-    old = site.git("rev-parse", "HEAD")
-    new = site.git("commit-tree", "-m", "Another", "HEAD^{tree}")
-    repository.update_refs((repository.pushed_ref, old, None))
-    repository.check_not_rewritten(old)
-    refused = failure_of(lambda: repository.check_not_rewritten(new))
-    assert refused.code is FailureCode.REMOTE_REWRITTEN
-    assert old[:10] in refused.fix
-    site.git("reset", "-q", "--hard", new)
-    repository.check_not_rewritten(new)
-
-
 # Its refs and objects
-
-
-def test_blobs_come_in_their_order_and_a_missing_one_is_named(site: Site, repository: Repository) -> None:
-    contents = [b"", b"a" * 200_000, b"b\n"]
-    shas = []
-    for n, content in enumerate(contents):
-        (site.root / str(n)).write_bytes(content)
-        shas.append(site.git("hash-object", "-w", str(site.root / str(n))))
-    assert repository.blobs(shas * 100) == contents * 100
-    missing = failure_of(lambda: repository.blob("1" * 40))
-    assert missing.code is FailureCode.CORRUPT
-    assert "1" * 40 in missing.message
 
 
 # What a power cut has damaged
@@ -222,17 +175,3 @@ def test_the_marker_of_a_dead_worker_outlives_a_look_that_was_refused(site: Site
     assert try_again(site).of("published")
     assert not lock.exists()
     assert not busy.exists()
-
-
-@pytest.mark.parametrize("gone", [False, True], ids=["it stays", "it goes"])
-def test_a_lock_that_comes_during_a_publication_and_stays_is_nobodys(site: Site, *, gone: bool) -> None:
-    lock = site.worktree / ".git/refs/remotes/origin/main.lock"
-    away = f"(sleep 0.3; rm {lock}) >/dev/null 2>&1 &" if gone else ""
-    site.hook(f"touch {lock}; {away}")
-    save(site)
-    result = site.run_once()
-    assert result.of("published")
-    assert not lock.exists()
-    assert not (site.worktree / ".git/briter/busy").exists()
-    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
-    assert site.git("status", "--porcelain") == ""

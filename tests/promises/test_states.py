@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from outcomes import assert_published, assert_put_off, assert_sound, save
-from requirements import provide
 from sites import PERSON, Result, eventually
 
 from briter_worker.errors import FailureCode
@@ -112,17 +111,6 @@ def test_an_old_lock_stays_while_any_git_lives_in_the_repository(site: Site, nam
     with commit_in_its_editor(site):
         assert_put_off(site, site.run_once(BRITER_APP_ROOT=str(site.root / name)), FailureCode.LOCKED)
         assert file.exists()
-    assert_published(site, try_again(site))
-    assert not file.exists()
-
-
-def test_a_lock_that_cannot_be_removed_is_named(site: Site) -> None:
-    provide("strace", package="strace")
-    file = lock(site, "HEAD.lock", age=HOUR)
-    save(site, "a")
-    refused = ("-P", str(file), "-e", "trace=unlink", "-e", "inject=unlink:error=EPERM")
-    result = site.run_once("strace", "-qq", "-o", "/dev/null", *refused)
-    assert str(file) in assert_put_off(site, result, FailureCode.LOCKED)
     assert_published(site, try_again(site))
     assert not file.exists()
 

@@ -124,16 +124,3 @@ def test_withheld_files_are_free_when_the_damaged_job_is_cancelled(site: Site, j
     assert site.command("cancel", "later").returncode == 0
     publish_folder(site)
     assert site.remote_file(LATER) == "later\n"
-
-
-def test_the_record_of_scheduled_jobs_is_written_only_when_it_changes(site: Site, job: Path) -> None:
-    put(job, json.dumps(SCHEDULED).encode(), age=90.0)
-    site.run_once()
-    record = site.worktree / ".git" / "briter" / "scheduled"
-    before = record.stat()
-    site.run_once()
-    assert record.stat().st_mtime_ns == before.st_mtime_ns
-    assert record.stat().st_ino == before.st_ino
-    job.unlink()
-    site.run_once()
-    assert record.read_bytes() == b""

@@ -75,41 +75,14 @@ def hold(folder: Path, _name: str) -> None:
     signal.pause()
 
 
-def hold_with_child(folder: Path, name: str) -> None:
-    """As `hold`, with a child that has the descriptor, started in one of the ways there are."""
+def hold_with_child(folder: Path, _name: str) -> None:
+    """As `hold`, with a child that has the descriptor."""
     lock = SiteLock(folder / "worker.lock", stale_after=60)
     lock.acquire(time.time())
-    command = ["sleep", "600"]
-    if name == "fork":
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-    elif name == "preexec":
-        # As the parent-death signal is set: Python then runs its fork hooks between fork and exec.
-        child = subprocess.Popen(command, pass_fds=[lock.descriptor()], preexec_fn=os.getpid).pid  # noqa: PLW1509
-    elif name == "plain":
-        child = subprocess.Popen(command).pid
-    else:
-        child = subprocess.Popen(command, pass_fds=[lock.descriptor()]).pid
-    print(child, flush=True)
-    signal.pause()
-
-
-def release_in_fork(folder: Path, _name: str) -> None:
-    """As `hold`, after a forked child used the lock as if it were its own."""
-    lock = SiteLock(folder / "worker.lock", stale_after=60)
-    lock.acquire(time.time())
-    child = os.fork()
-    if child == 0:
-        lock.beat(0)
-        ours = lock.still_ours()
-        lock.release()
-        os._exit(1 if ours else 0)
-    _, status = os.waitpid(child, 0)
-    print(status, lock.still_ours(), flush=True)
+    print(subprocess.Popen(["sleep", "600"], pass_fds=[lock.descriptor()]).pid, flush=True)
     signal.pause()
 
 
 if __name__ == "__main__":
-    acts = {f.__name__: f for f in (race, hold, hold_with_child, release_in_fork)}
+    acts = {f.__name__: f for f in (race, hold, hold_with_child)}
     acts[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])

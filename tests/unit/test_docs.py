@@ -74,7 +74,8 @@ def test_only_settings_that_exist_are_named() -> None:
     listed = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     known = set(re.findall(r"^\| `(BRITER_\w+)`", listed, flags=re.MULTILINE))
     assert known
-    for page in [*PAGES, *HOW_TO.glob("crontab"), *HOW_TO.glob("*.service")]:
+    containers = [ROOT / "Dockerfile", *ROOT.glob("docker-compose*.yml")]
+    for page in [*PAGES, *containers, *HOW_TO.glob("crontab"), *HOW_TO.glob("*.service")]:
         named = set(re.findall(r"\bBRITER_[A-Z_]*[A-Z]\b", page.read_text()))
         assert named <= known, _dotted(page)
 
