@@ -10,11 +10,11 @@ import math
 import os
 import time
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import filelock
@@ -29,7 +29,6 @@ from briter_worker.job import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.git.repository import Repository
@@ -53,33 +52,39 @@ _STOP_CHECK_S = 0.5
 _RETRY_S = 5.0
 
 
+class OutOfSyncError(Exception):
+    """The kernel's events do not suffice: only a new watcher and a comparison can tell what changed."""
+
+
 class TreeWatcher:
     """The kernel's events of some folders and all folders below them. For one thread."""
 
     def __init__(self, root: Path, folders: Sequence[str]) -> None:
+        """Watch from now on. `files` has all files that are there."""
         self._root = root
         self._folders = folders
         self._inotify = INotify()
         self._watched: dict[int, str] = {}
+        self.files: list[str] = []
         for folder in folders:
             for above in ("", *parents(folder)):  # a folder may be made, or replaced, later
                 with suppress(FileNotFoundError, NotADirectoryError):
                     self._add(above)
-            self._watch(folder)
+            self.files += self._watch(folder)
 
     def close(self) -> None:
         """Stop watching."""
         self._inotify.close()
 
-    def read(self, seconds: float) -> set[str] | None:
-        """Return the paths that changed within that time, or None if only a new watcher can tell.
+    def read(self, seconds: float) -> set[str]:
+        """Return the paths that changed within that time. Raises OutOfSyncError.
 
         A path whose last event is the creation of a file is not returned: the file is still being written.
         """
         changed: set[str] = set()
         for event in self._inotify.read(timeout=round(seconds * 1000)):
             if event.mask & (flags.Q_OVERFLOW | flags.UNMOUNT):
-                return None
+                raise OutOfSyncError
             folder = self._watched.get(event.wd)
             if folder is None:
                 continue
@@ -96,7 +101,7 @@ class TreeWatcher:
             elif is_post and not event.mask & flags.MOVED_FROM:
                 changed.update(self._watch(path))
             elif any(is_inside(each, path) or is_inside(path, each) for each in self._folders):
-                return None  # the files in a folder that was moved have no events
+                raise OutOfSyncError  # the files in a folder that was moved have no events
         return changed
 
     def _add(self, folder: str) -> None:
@@ -138,80 +143,82 @@ class PostWatcher:
 
     def run(self, is_stopping: Callable[[], bool], poll: float) -> None:
         """Watch until stopped. Where there is no inotify, compare every `poll` seconds."""
-        waiting: Collection[str] | None = None
-        watcher: TreeWatcher | None = None
         while not is_stopping():
             try:
-                if waiting is None:
-                    if watcher is not None:
-                        watcher.close()
-                    watcher = self._open_watcher()
-                arriving = self.save(waiting)
-                waiting = self._wait(watcher, is_stopping, poll, arriving)
+                self._run(is_stopping, poll)
+            except OutOfSyncError:
+                continue
             except Exception as error:  # noqa: BLE001 - the watch goes on after any error
+                self.repository.git.end_begun()
                 failure = failure_of(error)
                 self.warn(f"changes cannot be watched: {failure.message}", failure.fix)
-                waiting = None
                 time.sleep(_RETRY_S)
-        if watcher is not None:
-            watcher.close()
 
-    def _open_watcher(self) -> TreeWatcher | None:
+    def _run(self, is_stopping: Callable[[], bool], poll: float) -> None:
         try:
-            return TreeWatcher(self.root, self.allowlist.folders)
+            watcher = TreeWatcher(self.root, self.allowlist.folders)
         except OSError as error:
             fix = "raise fs.inotify.max_user_watches or max_user_instances with sysctl; until then it polls"
             self.warn(f"the folders cannot be watched: {os_error_text(error)}", fix)
-            return None
-
-    def _wait(
-        self,
-        watcher: TreeWatcher | None,
-        is_stopping: Callable[[], bool],
-        poll: float,
-        arriving: Collection[str],
-    ) -> set[str] | None:
-        """Return the paths that changed and hold still, or None for a comparison of everything."""
-        if watcher is None:
+            folders = [self.root / folder for folder in self.allowlist.folders]
+            places = ((Path(place), names) for folder in folders for place, _, names in os.walk(folder))
+            files = (place.relative_to(self.root) / name for place, names in places for name in names)
+            self.save(self.candidates(map(str, files)))
             deadline = time.monotonic() + poll
             while not is_stopping() and time.monotonic() < deadline:
                 time.sleep(_STOP_CHECK_S)
-            return None
-        changed: set[str] | None = set()
+            return
+        with closing(watcher):
+            arriving = self.save(self.candidates(watcher.files))
+            while not is_stopping():
+                arriving = self.save(self._wait(watcher, is_stopping, arriving))
+
+    def _wait(
+        self, watcher: TreeWatcher, is_stopping: Callable[[], bool], arriving: Collection[str]
+    ) -> Collection[str]:
+        """Return the paths that changed and hold still, and those that are arriving."""
+        changed: set[str] = set()
         while not changed and not is_stopping():
-            changed = watcher.read(_ARRIVAL_LOOK_S if arriving else _STOP_CHECK_S)
-            if changed is None:
-                return None
-            changed |= set(arriving)
+            changed = watcher.read(_ARRIVAL_LOOK_S if arriving else _STOP_CHECK_S) | {*arriving}
         latest = time.monotonic() + _LONGEST_STILL_S
-        while changed and time.monotonic() < latest:
-            more = watcher.read(_STILL_S)
-            if more is None:
-                return None
-            if not more:
-                break
+        while time.monotonic() < latest and (more := watcher.read(_STILL_S)):
             changed |= more
         return changed
 
-    def save(self, paths: Collection[str] | None) -> Collection[str]:
-        """Enqueue the posts of those paths that differ from the remote's tip; None: of all paths.
+    def candidates(self, files: Iterable[str]) -> set[str]:
+        """Return what may differ, given all files of the allowed folders: also what git ignores."""
+        folders = [folder for folder in self.allowlist.folders if (self.root / folder).is_dir()]
+        if not folders:
+            return set()
+        # With sparseCheckout, git looks at files marked skip-worktree. A rename is a deletion and a new file.
+        status = [
+            *("--no-optional-locks", "--literal-pathspecs", "-c", "core.sparseCheckout=true", "status"),
+            *("--porcelain=v1", "-z", "--no-renames", "--untracked-files=no", "--", *folders),
+        ]
+        self.repository.git.begin(*status)
+        tracked = self.repository.git.run("--literal-pathspecs", "ls-files", "-z", "--", *folders)
+        different = {*files}.symmetric_difference(os.fsdecode(tracked).split("\0")[:-1])
+        edited = os.fsdecode(self.repository.git.run(*status)).split("\0")[:-1]
+        return different.union(line[3:] for line in edited)
+
+    def save(self, paths: Collection[str]) -> Collection[str]:
+        """Enqueue the posts of those paths that differ from the remote's tip.
 
         Return the paths to save later, because their folders are new and more files of them may come.
         """
-        with filelock.FileLock(
-            self.repository.git.state_dir / LOCK_NAME
-        ):  # an undo enqueues what it restored
+        # An undo enqueues what it restored.
+        with filelock.FileLock(self.repository.git.state_dir / LOCK_NAME):
             return self._save(paths)
 
-    def _save(self, paths: Collection[str] | None) -> Collection[str]:
+    def _save(self, paths: Collection[str]) -> Collection[str]:
         now = time.time()
-        changed = self._changed(self._candidates() if paths is None else paths)
+        changed = self._changed(paths)
         arriving = self._arriving(changed, now)
         changed -= arriving
         withheld = {path.rstrip("/") for path in self.scheduled_paths(now)} if changed else set()
         posts: dict[str, list[str]] = defaultdict(list)
         gone = self._pages_of_deleted(changed)
-        is_page = cache(lambda folder: folder in gone or self._is_page(folder))
+        is_page = cache(lambda folder: folder in gone or any((self.root / folder).glob(self._page_file)))
         for path in sorted(changed):
             if withheld.isdisjoint((path, *parents(path))):
                 posts[self._slug(path, is_page)].append(path)
@@ -251,20 +258,6 @@ class PostWatcher:
         is_later = job.created_at + _JOB_TIME_STEP_S > max(times, default=0.0)
         return is_later and set(job.paths) >= set(files)
 
-    def _candidates(self) -> set[str]:
-        """Return what may differ: what git reports, and what it is told not to look at."""
-        folders = [folder for folder in self.allowlist.folders if (self.root / folder).is_dir()]
-        if not folders:
-            return set()
-        status = ("--no-optional-locks", "--literal-pathspecs", "status", "--porcelain=v1", "-z")
-        # A rename is a deletion and a new file here.
-        listed = self.repository.git.run(*status, "--no-renames", "--untracked-files=all", "--", *folders)
-        marked = self.repository.git.run("--literal-pathspecs", "ls-files", "-z", "-t", "--", *folders)
-        return {
-            *(os.fsdecode(line[3:]) for line in listed.split(b"\0") if line),
-            *(os.fsdecode(line[2:]) for line in marked.split(b"\0") if line.startswith(b"S ")),
-        }
-
     def _changed(self, paths: Collection[str]) -> set[str]:
         """Return those paths that may be published and differ from the remote's tip."""
         allowed = {path for path in paths if self._is_allowed(path)}
@@ -299,7 +292,8 @@ class PostWatcher:
             self.allowlist.resolve(path)
         except PathRefusedError:
             return False
-        return not (self.root / path).is_symlink()
+        is_nested = any((self.root / folder / ".git").exists() for folder in parents(path))
+        return not is_nested and not (self.root / path).is_symlink()
 
     def _slug(self, path: str, is_page: Callable[[str], bool]) -> str:
         """Return the post's name: its path below the allowed folder, without its extension."""
@@ -309,9 +303,3 @@ class PostWatcher:
             if is_page(f"{top}/{folder}"):
                 return str(folder)
         return str(place.with_suffix("")) if place.suffix else str(place)
-
-    def _is_page(self, folder: str) -> bool:
-        try:
-            return any((self.root / folder).glob(self._page_file))
-        except OSError:
-            return False

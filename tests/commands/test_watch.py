@@ -5,12 +5,15 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+from errno import EMFILE
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 from sites import events_in, eventually, lines_of
 
+from briter_worker import events
 from briter_worker.settings import load_settings
 from briter_worker.wiring import open_post_watcher
 
@@ -171,6 +174,34 @@ def test_what_changed_while_nobody_watched_is_found_once(site: Site) -> None:
         eventually(lambda: len(site.jobs()) > 1)
     assert {job["slug"] for job in site.jobs()} == {"posts/away", "posts/later"}
     assert first[0] in site.jobs()
+
+
+@pytest.mark.parametrize("has_inotify", [True, False])
+def test_a_start_finds_what_git_does_not_report(
+    site: Site, monkeypatch: pytest.MonkeyPatch, *, has_inotify: bool
+) -> None:
+    for name in ("edited", "deleted", "staged", "same"):
+        site.write_post(f"content/posts/{name}.md", "first\n")
+    site.commit_all()
+    site.git("push", "--quiet", "origin", "main")
+    marked = ("content/posts/edited.md", "content/posts/deleted.md", "content/posts/same.md")
+    site.git("update-index", "--skip-worktree", *marked)
+    site.write_post("content/posts/edited.md", "second\n")
+    (site.worktree / "content/posts/deleted.md").unlink()
+    site.write_post("content/posts/staged.md", "second\n")
+    site.git("add", "--all")
+    site.write_post("content/posts/theirs/a.md", "of another repository\n")
+    site.git("init", "--quiet", cwd=site.worktree / "content/posts/theirs")
+    if not has_inotify:
+        monkeypatch.setattr("briter_worker.watch.INotify", Mock(side_effect=OSError(EMFILE, "no more")))
+    monkeypatch.setattr("briter_worker.watch._ARRIVAL_S", 0.0)
+    warnings: list[events.Event] = []
+    watcher = open_post_watcher(load_settings(site.environment()), warnings.append)
+
+    watcher.run(Mock(side_effect=[False, True, True, True]), poll=0)
+
+    assert {job["slug"] for job in site.jobs()} == {"posts/edited", "posts/deleted", "posts/staged"}
+    assert any(isinstance(each, events.Warned) for each in warnings) is not has_inotify
 
 
 def test_a_folder_that_was_not_there_is_watched_from_its_making_on(site: Site) -> None:
