@@ -16,12 +16,13 @@ from sites import eventually
 
 from briter_worker.errors import DeclinedError
 from briter_worker.queues.disk import index
-from briter_worker.queues.disk.index import FolderWatcher
+from briter_worker.queues.disk.files import Folder
 
 if TYPE_CHECKING:
     import pytest
     from sites import Site
 
+    from briter_worker.queues.disk.index import FolderWatcher
     from briter_worker.queues.disk.queue import DiskQueue
 
 
@@ -52,9 +53,10 @@ def test_a_system_without_inotify_has_the_poll(tmp_path: Path, monkeypatch: pyte
         raise AttributeError("inotify_init1")  # as from another system's C library
 
     monkeypatch.setattr(index, "INotify", missing)
-    watcher = FolderWatcher(tmp_path)
-    (tmp_path / "a.json").touch()
-    assert seconds_of(watcher, 0.2) >= 0.2
+    queue = Disk(tmp_path).queue
+    queue.jobs(NOW)
+    (tmp_path / "queue" / "a.json").touch()
+    assert seconds_of(queue.watcher, 0.2) >= 0.2
 
 
 class Watched:
@@ -65,7 +67,6 @@ class Watched:
         self.folder = self.disk.root
         self.queue = self.disk.queue
         self.watcher = self.queue.watcher
-        self.watcher.wait(60, never)
         self.queue.jobs(NOW)
 
     def assert_knows_all(self) -> None:
@@ -127,7 +128,6 @@ def test_a_folder_that_replaces_the_relied_on_one_is_read(tmp_path: Path) -> Non
     for year in (2041, 2042):
         write(watched.folder, "a", year)
         watched.assert_knows_all()
-    watched.watcher.wait(60, never)
     write(watched.folder, "a", 2043)
     watched.assert_knows_all()
 
@@ -137,7 +137,8 @@ def test_a_change_that_the_kernel_does_not_report_is_found_by_a_full_scan(
 ) -> None:
     watched = Watched(tmp_path)
     write(watched.folder, "a", 2040)
-    watched.watcher.changes(watched.folder.stat())  # as if another machine had written it
+    with Folder.open(watched.folder) as folder:
+        watched.watcher.changes(folder.descriptor)  # as if another machine had written it
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 301)
     watched.assert_knows_all()

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
 
-    from briter_worker.queues.disk.index import Entry
-
 CANCEL, ALONE = ".cancel", ".alone"
 _FOLDER = ".claimed"
 _LONGEST_NAME = 220
@@ -87,6 +85,12 @@ class ClaimFolder:
         """Open `.claimed/` for reading, without the lock. Raises FileNotFoundError if there is none."""
         with Folder.open(self._root_path) as root, root.open_child(_FOLDER) as claimed:
             yield claimed
+
+    def has_taken(self) -> bool:
+        """Return True if an interrupted operation, or a running one, has taken files. Needs no lock."""
+        with contextlib.suppress(FileNotFoundError), self.opened() as folder:
+            return any(map(_is_taken, folder.names()))
+        return False
 
     # Out of the queue folder, and back
 
@@ -175,22 +179,15 @@ class ClaimFolder:
             self.rewrite(file, {"updatedAt": updated, **file.document, "id": job_id})
 
     def drop(self, names: Collection[str]) -> None:
-        """Remove files from `.claimed/`, with their marks, durably. Raises the first OSError at the end."""
-        if not names:
-            return
-        failed: OSError | None = None
+        """Remove files from `.claimed/`, with their marks, durably."""
         for name in names:
-            try:
-                self.claimed.unlink(name)
-                if not name.startswith("."):
-                    self.claimed.unlink(name + CANCEL)
-                    self.claimed.unlink(name + ALONE)
-            except OSError as error:
-                failed = failed or error
-        self.claimed.sync()
-        self.root.sync()  # nor do the names come back that the files had there
-        if failed is not None:
-            raise failed
+            self.claimed.unlink(name)
+            if not name.startswith("."):
+                self.claimed.unlink(name + CANCEL)
+                self.claimed.unlink(name + ALONE)
+        if names:
+            self.claimed.sync()
+            self.root.sync()  # nor do the names come back that the files had there
 
     # Claims
 
@@ -212,8 +209,7 @@ class ClaimFolder:
         for name in names:
             if name.startswith(".") and name.endswith(".tmp"):
                 self.claimed.unlink(name)
-        claims = [name for name in names if is_job_name(name)]
-        return claims, [name for name in names if name.startswith(".") and name.endswith(SUFFIX)]
+        return list(filter(is_job_name, names)), list(filter(_is_taken, names))
 
     def remove_partials(self, now: float) -> None:
         """Remove what producers that were killed long ago had half written."""
@@ -224,7 +220,7 @@ class ClaimFolder:
 
     # The quarantine
 
-    def quarantine(self, taken: str, name: str, file: BadFile, declared: Entry, now: float) -> Quarantined:
+    def quarantine(self, taken: str, name: str, file: BadFile, declared: Job, now: float) -> Quarantined:
         """Keep the bytes of a taken file called `name`, and write the failed job that names them.
 
         A crash in between quarantines the file once more, never silently.
@@ -252,6 +248,10 @@ class ClaimFolder:
         return Quarantined(job_id=document["id"], slug=document["slug"], error=text, file=str(path), fix=_FIX)
 
 
+def _is_taken(name: str) -> bool:
+    return name.startswith(".") and name.endswith(SUFFIX)
+
+
 def marked(folder: Folder, mark: str) -> set[str]:
     """Return the claims that have this mark: one look, however many there are."""
     return {name.removesuffix(mark) for name in folder.names() if name.endswith(mark)}
@@ -271,7 +271,7 @@ def original_name(name: str) -> str:
     return name[1:] if name.startswith(".") else _DIGEST.sub("", name)
 
 
-def _salvage(file: BadFile, name: str, declared: Entry, now: float) -> Document:
+def _salvage(file: BadFile, name: str, declared: Job, now: float) -> Document:
     """Return a job that can be listed: what could be read of the file, over what it declared last."""
     default: Document = {"id": stem(name), "slug": stem(name), "paths": list(declared.paths)}
     if declared.scheduled_for is not None:

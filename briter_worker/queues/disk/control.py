@@ -6,7 +6,6 @@ import contextlib
 import errno
 import math
 import os
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -20,11 +19,11 @@ from briter_worker.ports import Cancellation, ListedJob, Pause
 from briter_worker.queues import selection
 from briter_worker.queues.disk.claims import CANCEL, ClaimFolder, read_claimed
 from briter_worker.queues.disk.files import Folder, JobFile, is_job_name, read_queue_file
-from briter_worker.queues.disk.index import PAUSE_FILE, FolderWatcher, Index, ScheduleRecord
+from briter_worker.queues.disk.index import PAUSE_FILE, FolderWatcher, Index
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from briter_worker.job import QuietTime
 
@@ -34,7 +33,10 @@ _PAUSE = TypeAdapter(Pause)
 
 
 class DiskControl:
-    """The queue for commands and pages. A command decides on the file that it actually took."""
+    """The queue for commands and pages, which decide on the file that they actually took.
+
+    For one thread at a time.
+    """
 
     def __init__(
         self,
@@ -51,36 +53,26 @@ class DiskControl:
         self._clock = clock
         self._quarantine_path = quarantine
         self._claims = ClaimFolder(root, quarantine)
-        schedule = ScheduleRecord(record) if record else None
-        self.watcher = FolderWatcher(root)
+        self.watcher = FolderWatcher()
         """While it watches, only files that it names are read."""
-        self._index = Index(root, longest_delay, quiet, dry_run, schedule, self.watcher)
-        self._guard = threading.RLock()
-        """A dashboard looks from several threads."""
-        self._is_interrupted = False
-        """A change failed half-way: the next one gives back what was taken."""
-        self._listed: tuple[list[ListedJob], list[ListedJob]] = ([], [])
-        self._listed_version = -1
-        self._listed_for = (0.0, 0.0)
-        """From when until when the listed states hold, while no file changes."""
+        self._index = Index(root, longest_delay, quiet, dry_run, record, self.watcher)
+        self._listed: tuple[int, float, list[ListedJob]] = (-1, 0.0, [])
+        """The index's version, until when the states hold, and the jobs outside `.claimed/`."""
 
     # Views
 
     def jobs(self, now: float) -> Sequence[ListedJob]:
         """Return every job once: in flight, then waiting by due time, then dead letters."""
-        with self._guard:
-            # A job that moves from one folder to the other meanwhile is found in one of these looks.
-            before = self._read_claimed()
-            self._index.refresh(now)
-            claimed = []
-            for file in (before | self._read_claimed()).values():
-                job = file.job.model_copy(update={"attempts": file.job.attempts + 1})
-                claimed.append(self._row(f".claimed/{file.name}", job, State.CLAIMED))
-            waiting, failed = self._list_waiting(now)
-            if claimed:
-                seen = {_save_of(row.job) for row in claimed}
-                waiting = [row for row in waiting if _save_of(row.job) not in seen]
-            return [*claimed, *waiting, *failed]
+        # A job that moves from one folder to the other meanwhile is found in one of these looks.
+        before = self._read_claimed()
+        self._index.refresh(now)
+        claimed = []
+        for file in (before | self._read_claimed()).values():
+            job = file.job.model_copy(update={"attempts": file.job.attempts + 1})
+            claimed.append(self._row(f".claimed/{file.name}", job, State.CLAIMED))
+        seen = {_save_of(row.job) for row in claimed}
+        others = self._list_others(now)
+        return [*claimed, *(row for row in others if _save_of(row.job) not in seen)] if seen else others
 
     def find(self, wanted: str, now: float) -> Sequence[ListedJob]:
         """Return the job of this id, else all jobs of this slug."""
@@ -94,9 +86,8 @@ class DiskControl:
 
     def unusable_files(self, now: float) -> dict[str, str]:
         """Return the reason for each file that is not a job, or that could not be moved."""
-        with self._guard:
-            self._index.refresh(now)
-            return self._index.unusable(now)
+        self._index.refresh(now)
+        return self._index.unusable(now)
 
     def _read_claimed(self) -> dict[str, JobFile]:
         with contextlib.suppress(FileNotFoundError), self._claims.opened() as folder:
@@ -104,21 +95,22 @@ class DiskControl:
             return {name: file for name, file in found.items() if file is not None}
         return {}
 
-    def _list_waiting(self, now: float) -> tuple[list[ListedJob], list[ListedJob]]:
-        """Return the index's jobs; list again only when a file changed or a time has come."""
-        index = self._index
-        if self._listed_version != index.version or not self._listed_for[0] <= now < self._listed_for[1]:
+    def _list_others(self, now: float) -> list[ListedJob]:
+        """Return the jobs that are not in flight; list again only when a file changed or a time has come."""
+        index, (version, until, rows) = self._index, self._listed
+        if version != index.version or now >= until:
             slugs = list(index.by_slug)
             waiting = [self._waiting_row(names, now) for slug in slugs if (names := index.pending(slug))]
-            waiting.sort(key=lambda row: (row.job.due_at(0.0, float("inf")), row.job.created_at, row.where))
+            waiting.sort(key=lambda row: (row.job.due_at(0.0, math.inf), row.job.created_at, row.where))
             letters = [name for slug in slugs for name in index.failed(slug)]
             failed = [self._row(name, index.entries[name].job, State.FAILED) for name in letters]
             failed.sort(key=lambda row: (row.job.created_at, row.where))
-            self._listed, self._listed_version = (waiting, failed), index.version
             jobs = (row.job for row in waiting)
             times = (at for job in jobs for at in (job.scheduled_for, job.next_attempt_at, job.quiet_until))
-            self._listed_for = (now, min((at for at in times if at and at > now), default=math.inf))
-        return self._listed
+            until = min((at for at in times if at and at > now), default=math.inf)
+            rows = [*waiting, *failed]
+            self._listed = (index.version, until, rows)
+        return rows
 
     def _waiting_row(self, names: Sequence[str], now: float) -> ListedJob:
         """List the newest save of a slug, with the paths of the older saves that it will supersede."""
@@ -136,12 +128,12 @@ class DiskControl:
 
     def retry(self, wanted: str, now: float) -> Sequence[Job]:
         """Make dead letters and retrying jobs due at once."""
-        with self._exclusively():
+        with self._claims.exclusively():
             return self._retry(selection.select_to_retry(self._list(now), wanted), now)
 
     def retry_all(self, now: float) -> Sequence[Job]:
         """Make every dead letter that a retry can help due at once."""
-        with self._exclusively():
+        with self._claims.exclusively():
             return self._retry(selection.select_retryable(self._list(now)), now)
 
     def _list(self, now: float) -> Sequence[ListedJob]:
@@ -160,13 +152,13 @@ class DiskControl:
         waits_no_more = {"scheduledFor": None, "nextAttemptAt": None, "updatedAt": format_time(now)}
         if self._index.quiet.after_save:
             waits_no_more["quietUntil"] = format_time(now)
-        with self._exclusively():
+        with self._claims.exclusively():
             names = [_name(row) for row in selection.select_to_publish_now(self._list(now), wanted)]
             return self._alter(names, now, lambda file: {**file.document, **waits_no_more})
 
     def cancel(self, wanted: str, now: float) -> Cancellation:
         """Remove jobs from the queue, with the older saves they stand for; mark those in flight."""
-        with self._exclusively():
+        with self._claims.exclusively():
             rows = selection.select_existing(self._list(now), wanted)
             in_flight = [row for row in rows if row.state is State.CLAIMED]
             for row in in_flight:
@@ -184,7 +176,7 @@ class DiskControl:
 
     def remove(self, rows: Sequence[ListedJob], now: float) -> None:
         """Remove waiting jobs and dead letters that are stored elsewhere by now; newer saves stay."""
-        with self._exclusively():
+        with self._claims.exclusively():
             self._index.refresh(now)
             self._remove_rows(rows, now)
 
@@ -201,16 +193,10 @@ class DiskControl:
         return [
             name
             for name, entry in entries.items()
-            if entry.created_at <= row.job.created_at and declared.issuperset(entry.job.paths)
+            if entry.job.created_at <= row.job.created_at and declared.issuperset(entry.job.paths)
         ]
 
     # Changes of waiting files
-
-    @contextlib.contextmanager
-    def _exclusively(self) -> Iterator[None]:
-        """Keep out all others that change the queue."""
-        with self._guard, self._claims.exclusively():
-            yield
 
     def _take(self, name: str, now: float) -> JobFile | None:
         """Take the job in a waiting file; what is not a job (any more) stays, and what cannot be moved."""
@@ -235,9 +221,6 @@ class DiskControl:
 
         A file that is another save by now stays as it is. Return the changed and removed jobs.
         """
-        if not names:
-            return []
-        self._is_interrupted = True  # until all is back in its place
         altered, back, gone = [], [], []
         for name in names:
             entry = self._index.entries[name]
@@ -254,9 +237,7 @@ class DiskControl:
                 if document != file.document:
                     altered.append(self._claims.rewrite(file, document).job)
         self._claims.give_back(back)
-        if gone:
-            self._claims.drop(gone)
-        self._is_interrupted = False
+        self._claims.drop(gone)
         return altered
 
     # The pause
@@ -275,9 +256,8 @@ class DiskControl:
     def pause(self, now: float, *, until: float | None = None, reason: str = "") -> Pause:
         """Stop claiming until a time, or until `resume`; durable when this returns."""
         pause = Pause(now, until, one_line(reason))
-        with self._exclusively():
+        with self._claims.exclusively():
             self._claims.root.replace(PAUSE_FILE, _PAUSE.dump_json(pause))
-            self._claims.root.give_to_owner(PAUSE_FILE)
             self._claims.root.sync()
         return pause
 

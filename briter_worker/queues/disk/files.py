@@ -34,7 +34,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EACCES, errno.EXDEV, errno.ENOTSUP, er
 _LOCK_TIMEOUT_S = 10.0
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-_OPEN_LOCK = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_THE_PRODUCERS = frozenset({*WORKERS_KEYS, "id", "message", "commitMessage"})
 """The worker writes these keys, or adds them, or spells them again."""
@@ -88,7 +88,6 @@ class Folder:
         """Create a folder in this one, if there is nothing of this name."""
         with contextlib.suppress(FileExistsError), self._naming(name):
             os.mkdir(name, dir_fd=self.descriptor)
-            self.give_to_owner(name)
 
     def __enter__(self) -> Self:
         """Return the open folder."""
@@ -189,32 +188,31 @@ class Folder:
         Where fs.protected_hardlinks refuses to link another user's file, and in another file system, a copy
         is linked; a file that cannot be read is moved.
         """
-        try:
-            with self._naming(name):
-                _link(self, name, target, new_name)
-        except OSError as error:
+        with self._naming(name):
             try:
-                data, like = self.read(name)
-            except PermissionError:  # another user's file, which the worker may only move
-                if target.has(new_name):
-                    raise FileExistsError(errno.EEXIST, "in use", str(target.path / new_name)) from error
-                return self.rename(name, target, new_name)
-            if error.errno not in _NO_LINKS or data is None or len(data) < like.st_size:
-                raise
-            place = target if error.errno == errno.EXDEV else self
-            temporary = temporary_name()
-            place.write_new(temporary, data, like)
-            try:
-                _link(place, temporary, target, new_name)
-            except FileExistsError:
-                raise
-            except OSError as second:
-                if second.errno not in _NO_LINKS:
+                return _link(self, name, target, new_name)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
                     raise
-                text = "the file system has no hard links"
-                raise OSError(errno.ENOTSUP, text, str(target.path / new_name)) from second
-            finally:
-                place.unlink(temporary)
+        try:
+            data, like = self.read(name)
+        except PermissionError:  # another user's file, which the worker may only move
+            if target.has(new_name):
+                raise FileExistsError(errno.EEXIST, "in use", str(target.path / new_name)) from None
+            return self.rename(name, target, new_name)
+        if data is None or len(data) < like.st_size:
+            raise OSError(errno.EPERM, "it cannot be linked", str(self.path / name))
+        temporary = temporary_name()
+        target.write_new(temporary, data, like)
+        try:
+            _link(target, temporary, target, new_name)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            text = "the file system has no hard links"
+            raise OSError(errno.ENOTSUP, text, str(target.path / new_name)) from error
+        finally:
+            target.unlink(temporary)
 
     def unlink(self, name: str) -> None:
         """Remove a name, if it is there."""
@@ -227,17 +225,9 @@ class Folder:
             sync_folder(self.descriptor)
 
     def touch(self, name: str) -> None:
-        """Create an empty file if there is none, with the owner of the folder."""
+        """Create an empty file if there is none."""
         with contextlib.suppress(FileExistsError), self._naming(name):
             os.close(os.open(name, _CREATE_FILE, 0o660, dir_fd=self.descriptor))
-            self.give_to_owner(name)
-
-    def give_to_owner(self, name: str) -> None:
-        """Let the folder's owner, as whom the worker may run, change what root created."""
-        if os.geteuid() == 0:
-            owner = os.fstat(self.descriptor)
-            with contextlib.suppress(OSError):
-                os.chown(name, owner.st_uid, owner.st_gid, dir_fd=self.descriptor, follow_symlinks=False)
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
@@ -245,9 +235,8 @@ class Folder:
 
         The kernel releases the lock when its holder dies; nobody holds it longer than a few file operations.
         """
-        self.touch(name)
         with self._naming(name):
-            descriptor = os.open(name, _OPEN_LOCK, dir_fd=self.descriptor)
+            descriptor = os.open(name, _OPEN_LOCK, 0o660, dir_fd=self.descriptor)
         try:
             deadline = time.monotonic() + _LOCK_TIMEOUT_S
             while True:

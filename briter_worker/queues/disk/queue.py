@@ -28,34 +28,24 @@ class DiskQueue(DiskControl):
     """Implements `ports.Queue` for one worker per folder, beside any number of producers.
 
     A crash or a power cut between any two system calls leaves every job waiting, in flight, or harmlessly
-    both. An OSError (full disk, read-only file system) leaves the jobs so, too.
+    both. An OSError (full disk, read-only file system) leaves the jobs so, too. For one thread at a time.
     """
-
-    _begun: tuple[str, ...] = ()
-    """Claims that a failed `claim` began and did not return."""
 
     # Claims
 
     def claim(self, now: float) -> ClaimResult:
         """Claim every due job, newest of its slug; being in `.claimed/` is the attempt's durable record."""
-        with self._guard:
-            self._index.refresh(now)
-            if not self._is_interrupted and self._index.next_work() > now:
-                return ClaimResult()
-            with self._claims.exclusively():
-                self._tidy(now)
-                self._is_interrupted = True
-                found = self._claim(now)
-                self._begun = ()
-                self._is_interrupted = bool(self._claims.names()[1])
-                return found
+        self._index.refresh(now)
+        if self._index.next_work() > now and not self._claims.has_taken():
+            return ClaimResult()
+        with self._claims.exclusively():
+            self._tidy(now)
+            return self._claim(now)
 
     def _tidy(self, now: float) -> None:
-        """Give back what a claim that failed half-way, or a process that died, had moved."""
-        back = [*self._begun, *self._claims.names()[1]]
-        if back:
+        """Give back what an interrupted operation, or a process that died, had taken."""
+        if back := self._claims.names()[1]:
             self._claims.give_back(back)
-            self._begun = ()
             self._index.refresh(now)
 
     def _claim(self, now: float) -> ClaimResult:
@@ -78,22 +68,14 @@ class DiskQueue(DiskControl):
         return ClaimResult(self._begin(ready), tuple(superseded), tuple(quarantined))
 
     def _begin(self, ready: Sequence[JobFile]) -> tuple[Claim, ...]:
-        claims: list[Claim] = []
         is_alone = len(ready) == 1
-        for file in ready:
-            key = self._claims.begin(file)
-            self._begun += (key,)
-            claims.append(Claim(key, file.job, file.job.attempts + 1, is_alone))
-        try:
-            if is_alone:
-                self._claims.claimed.touch(claims[0].key + ALONE)
-            if claims:
-                self._claims.claimed.sync()
-        except OSError:
-            with contextlib.suppress(OSError):  # no attempt was made that the next worker should count
-                self._claims.claimed.unlink(claims[0].key + ALONE)
-            raise
-        return tuple(claims)
+        keys = [self._claims.begin(file) for file in ready]
+        if keys:
+            self._claims.claimed.sync()
+        if is_alone:
+            self._claims.claimed.touch(keys[0] + ALONE)
+        pairs = zip(keys, (file.job for file in ready), strict=True)
+        return tuple(Claim(key, job, job.attempts + 1, is_alone) for key, job in pairs)
 
     def _join_saves(self, now: float) -> tuple[list[Superseded], list[JobFile]]:
         """Keep the newest save of each slug, with the paths of all; likewise of dead letters.
@@ -133,7 +115,7 @@ class DiskQueue(DiskControl):
         """Take all these saves of a slug, or none: else an older one would be published before the newest."""
         entry = self._index.entries[names[0]]
         taken = [file for name in names if (file := self._take(name, now)) is not None]
-        rivals = [f for f in taken if f.job.slug == entry.slug and f.job.status is entry.job.status]
+        rivals = [f for f in taken if f.job.slug == entry.job.slug and f.job.status is entry.job.status]
         if any(name in self._index.entries for name in names):
             self._index.leave_alone(names, now, "another save of the post cannot be claimed")
             rivals = []
@@ -151,7 +133,7 @@ class DiskQueue(DiskControl):
                 ):
                     self._claims.give_back([taken])
                 else:
-                    return [self._claims.quarantine(taken, name, file, self._index.entries[name], now)]
+                    return [self._claims.quarantine(taken, name, file, self._index.entries[name].job, now)]
             self._index.forget(name)
         except OSError as error:  # this file stays; the others are claimed
             if taken:
@@ -165,7 +147,7 @@ class DiskQueue(DiskControl):
 
     def recover(self, now: float) -> Sequence[Claim]:
         """Return the claims that a dead worker left in flight."""
-        with self._exclusively():
+        with self._claims.exclusively():
             self._index.refresh(now)
             with contextlib.suppress(PermissionError):
                 self._tidy(now)
@@ -196,7 +178,7 @@ class DiskQueue(DiskControl):
 
     def reclaim(self, claim: Claim, now: float) -> Claim:  # noqa: ARG002 - the port's signature
         """Claim a recovered job again, alone; if it was alone when its worker died, that attempt counts."""
-        with self._exclusively():
+        with self._claims.exclusively():
             file = self._claims.read(claim.key)
             if file is not None:
                 if claim.alone:
@@ -209,21 +191,21 @@ class DiskQueue(DiskControl):
 
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
         """Remove published jobs, and older dead letters of their slugs as far as they are published now."""
-        with self._exclusively():
+        with self._claims.exclusively():
             self._index.refresh(self._clock())
             # The dead letters first: after a crash, the claims are still there to have them removed.
             for claim in claims:
                 published = set(claim.job.paths).difference(rejected.get(claim.key, ()))
                 folders = {normalized(path) for path in published}
                 letters = self._index.failed(claim.job.slug)
-                entries = self._index.entries
-                older = [name for name in letters if entries[name].created_at <= claim.job.created_at]
+                jobs = {name: self._index.entries[name].job for name in letters}
+                older = [name for name, job in jobs.items() if job.created_at <= claim.job.created_at]
                 self._alter(older, self._clock(), partial(_without, folders))
             self._remove(claim.key for claim in claims)
 
     def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
         """Put jobs that a dry run has built back as tried; the attempt does not count."""
-        with self._exclusively():
+        with self._claims.exclusively():
             for claim in claims:
                 attempts = claim.attempt - 1
                 tried = partial(with_state, now=now, status=Status.PENDING, attempts=attempts, dry_run_at=now)
@@ -233,13 +215,13 @@ class DiskQueue(DiskControl):
         """Put the job back until `at`; return False, and remove the job, if a user cancelled it."""
         attempts = claim.attempt if counts else claim.attempt - 1
         state = partial(with_state, now=self._clock(), status=Status.PENDING, attempts=attempts)
-        with self._exclusively():
+        with self._claims.exclusively():
             return self._settle(claim, partial(state, failure=failure, next_attempt_at=at))
 
     def dead_letter(self, claim: Claim, failure: Failure) -> bool:
         """Store the job as failed; while another save waits, as pending, for the next claim to join them."""
         now = self._clock()
-        with self._exclusively():
+        with self._claims.exclusively():
             self._index.refresh(now)
             status = Status.PENDING if self._index.pending(claim.job.slug) else Status.FAILED
             state = partial(with_state, now=now, status=status, attempts=claim.attempt, failure=failure)
@@ -258,7 +240,7 @@ class DiskQueue(DiskControl):
 
     def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Put jobs back as if they had not been claimed; remove and return the cancelled ones."""
-        with self._exclusively():
+        with self._claims.exclusively():
             cancelled = marked(self._claims.claimed, CANCEL)
             self._claims.give_back(claim.key for claim in claims if claim.key not in cancelled)
             removed = [claim for claim in claims if claim.key in cancelled]
@@ -273,16 +255,15 @@ class DiskQueue(DiskControl):
 
     def find_superseded(self, claims: Sequence[Claim], now: float) -> Collection[str]:
         """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
-        with self._guard:
-            self._index.refresh(now)
-            found = set()
-            for claim in claims:
-                for name in self._index.pending(claim.job.slug)[:1]:
-                    newest = self._index.entries[name]
-                    is_newer = newest.created_at >= claim.job.created_at
-                    if is_newer and (newest.scheduled_for or 0.0) > now:
-                        found.add(claim.key)
-            return found
+        self._index.refresh(now)
+        found = set()
+        for claim in claims:
+            for name in self._index.pending(claim.job.slug)[:1]:
+                newest = self._index.entries[name].job
+                is_newer = newest.created_at >= claim.job.created_at
+                if is_newer and (newest.scheduled_for or 0.0) > now:
+                    found.add(claim.key)
+        return found
 
     def _remove(self, keys: Iterable[str]) -> None:
         intact: list[str] = []
@@ -305,44 +286,39 @@ class DiskQueue(DiskControl):
                 return with_state(file.document, now, status=Status.PENDING, attempts=0)
             return {**file.document, "nextAttemptAt": None, "updatedAt": format_time(now)}
 
-        with self._guard:
-            self._index.refresh(now)
-            names = [
-                name
-                for name, entry in self._index.entries.items()
-                if entry.failure is not None and not entry.problem and is_environment(entry.failure)
-                # A retry that is due by itself needs no change.
-                if not entry.is_pending or (entry.due > now and entry.job.next_attempt_at is not None)
-                if entry.job.id not in except_for
-            ]
-            if not names:
-                return ()
-            with self._claims.exclusively():
-                return [job for job in self._alter(names, now, revive) if job.failure is None]
+        self._index.refresh(now)
+        names = [
+            name
+            for name, entry in self._index.entries.items()
+            if entry.job.failure and not entry.problem and is_environment(entry.job.failure)
+            # A retry that is due by itself needs no change.
+            if not entry.is_pending or (entry.due > now and entry.job.next_attempt_at is not None)
+            if entry.job.id not in except_for
+        ]
+        if not names:
+            return ()
+        with self._claims.exclusively():
+            return [job for job in self._alter(names, now, revive) if job.failure is None]
 
     def scheduled_paths(self, now: float) -> Mapping[str, float]:
         """Return the paths that scheduled jobs declare, each with its time; 0 for those of damaged files."""
-        with self._guard:
-            self._index.refresh(now)
-            return self._index.scheduled_paths(now)
+        self._index.refresh(now)
+        return self._index.scheduled_paths(now)
 
     def unsettled_until(self, now: float) -> float | None:
         """Return until when a half-written file may turn out to schedule anything; None if there is none."""
-        with self._guard:
-            self._index.refresh(now)
-            return self._index.unsettled_until(now)
+        self._index.refresh(now)
+        return self._index.unsettled_until(now)
 
     def next_due(self, now: float) -> float | None:
         """Return when the next pending job is due, or there is something to tidy."""
-        with self._guard:
-            self._index.refresh(now)
-            at = self._index.next_work()
-            return None if math.isinf(at) else max(at, now)
+        self._index.refresh(now)
+        at = self._index.next_work()
+        return None if math.isinf(at) else max(at, now)
 
     def stuck_files(self) -> dict[str, str]:
         """Return the reasons why files could not be claimed or quarantined when that was last tried."""
-        with self._guard:
-            return self._index.stuck_files()
+        return self._index.stuck_files()
 
 
 def _without(published: set[str], file: JobFile) -> Document | None:
