@@ -90,10 +90,11 @@ def _open_metrics(settings: Settings) -> MetricsSink:
 
     measure = None
     if not settings.database_url:
-        queue = open_queue(settings)  # not the worker's: the scrape has a thread of its own
+        queue, guard = open_queue(settings), threading.Lock()  # each scrape has a thread of its own
 
         def measure() -> tuple[Iterable[Sample], tuple[()]]:
-            return measure_site(read_status(settings, time.time(), queue=queue, local_commits=())), ()
+            with guard:
+                return measure_site(read_status(settings, time.time(), queue=queue, local_commits=())), ()
 
     metrics = MetricsSink(measure)
     try:

@@ -73,13 +73,11 @@ _INSIDE = tuple(
     ipaddress.ip_network(network)
     for network in (
         "168.63.129.16/32",  # Azure's platform, which each of its machines reaches
-        # Not all of these are private to every version of Python.
-        *("0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "240.0.0.0/4"),
-        "::/8",  # except NAT64: IPv4 addresses written as IPv6 ones, in ways that nobody uses any more
-        *("64:ff9b:1::/48", "100::/64", "2001::/23", "3fff::/20", "5f00::/16", "fc00::/7", "fec0::/10"),
+        # Not all of these are private to every version of Python; the last two have IPv4 addresses inside.
+        *("192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "2001::/23", "2002::/16"),
     )
 )
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST, _NAT64 = ipaddress.ip_network("2000::/3"), ipaddress.ip_network("64:ff9b::/96")
 
 
 class AddressRefusedError(FixableError):
@@ -150,8 +148,7 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        # IPv4 addresses written as IPv6 ones; no resolver answers with them.
-        if address.ipv4_mapped or address.sixtofour or address.teredo:
+        if address not in _UNICAST:
             return False
     is_inside = address.is_multicast or any(address in network for network in _INSIDE)
     return address.is_global and not is_inside
@@ -274,8 +271,8 @@ class Sender:
     allow_private: bool = False
     clock: Callable[[], float] = time.time
     delays: Sequence[float] = DELAYS_S
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-    _has_news: bool = False
+    _news: threading.Event = field(default_factory=threading.Event)
+    _guard: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
     _until: float = math.inf
     """The end of the thread's time, by the monotonic clock."""
@@ -283,24 +280,24 @@ class Sender:
 
     def wake(self) -> None:
         """Send what is due, soon."""
-        with self._changed:
-            self._has_news = True
+        self._news.set()
+        with self._guard:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
                 self._thread.start()
-            self._changed.notify()
 
     def close(self, within: float = CLOSE_TIMEOUT_S) -> None:
         """Send what is due, as far as the time suffices."""
-        with self._changed:
-            self._until = time.monotonic() + within
-            self._changed.notify()
+        self._until = time.monotonic() + within
+        self._news.set()
         if self._thread is not None:
             self._thread.join(within + 1.0)
 
     def _run(self) -> None:
-        while True:
-            self._has_news = False
+        is_last = False
+        while not is_last:
+            self._news.clear()
+            is_last = self._until < math.inf  # what was stored before the end is sent now
             try:
                 while self._time_left() > _MIN_POST_S and (each := self.outbox.take(self.clock())):
                     self._send(each)
@@ -308,12 +305,8 @@ class Sender:
             except StoreError as error:
                 self._warn_sometimes("", error.message, error.fix)
                 due = self.clock() + _RETRY_STORE_AFTER_S
-            with self._changed:
-                if self._has_news and self._time_left() > _MIN_POST_S:
-                    continue
-                if self._until < math.inf:
-                    return
-                self._changed.wait(min(max(due - self.clock(), 0.0), _MAX_WAIT_S))
+            if not is_last:
+                self._news.wait(min(max(due - self.clock(), 0.0), _MAX_WAIT_S))
 
     def _time_left(self) -> float:
         return self._until - time.monotonic()
@@ -326,12 +319,10 @@ class Sender:
             status, retry_after = post(delivery.url, headers, body, allow_private=private, within=within)
         except AddressRefusedError as refused:
             self._give_up(delivery, refused.message, refused.fix)
+            return
         except Exception as error:  # noqa: BLE001 - whatever a receiver does, the next one is served
             self._fail(delivery, one_line(str(error)) or type(error).__name__, is_busy=True)
-        else:
-            self._judge(delivery, status, retry_after)
-
-    def _judge(self, delivery: Delivery, status: int, retry_after: float | None) -> None:
+            return
         text = f"the receiver answered {status}"
         if status in _OK:
             self.outbox.remove(delivery)
@@ -346,17 +337,16 @@ class Sender:
     def _fail(
         self, delivery: Delivery, error: str, *, is_busy: bool, retry_after: float | None = None
     ) -> None:
-        if delivery.attempts <= len(self.delays):
+        if delivery.attempts > len(self.delays):
+            self._give_up(delivery, error, "check the receiver")
+        else:
             delay = self.delays[delivery.attempts - 1] if retry_after is None else retry_after
             self.outbox.retry_later(delivery, self.clock() + delay, error, all_of_url=is_busy)
-            return
-        # A busy receiver got nothing else meanwhile. Messages that waited as long behind this one are given
-        # up, too: otherwise one would be given up each day, while a thousand a day may come.
-        waited = self.clock() - sum(self.delays) if is_busy else -math.inf
-        self._give_up(delivery, error, "check the receiver", also_before=waited)
 
-    def _give_up(self, delivery: Delivery, error: str, fix: str, *, also_before: float = -math.inf) -> None:
-        others = self.outbox.remove(delivery, also_before=also_before) - 1
+    def _give_up(self, delivery: Delivery, error: str, fix: str) -> None:
+        # With it, what waited as long for the same receiver, which may have deferred everything: otherwise
+        # one message would be given up each day, while a thousand a day may come.
+        others = self.outbox.remove(delivery, also_before=self.clock() - sum(self.delays)) - 1
         what = "build hook" if delivery.build else "webhook"
         what += f" and {others} more" if others > 0 else ""
         origin = origin_of(delivery.url)
@@ -400,8 +390,8 @@ def post(
     if address.username or address.password:
         pair = f"{unquote(address.username or '')}:{unquote(address.password or '')}"
         sent["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-    connection = http.client.HTTPConnection(address.hostname or "", address.port or _PORTS[address.scheme])
-    connection.default_port = _PORTS[address.scheme]  # the Host header leaves it out
+    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+    connection = kind(address.hostname or "", address.port)
     target = (address.path or "/") + (f"?{address.query}" if address.query else "")
     watchdog = None
     try:
