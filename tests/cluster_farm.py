@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import forks
 from sites import Site, eventually
 
 from briter_worker.cluster import sites
@@ -102,14 +103,7 @@ class Farm:
 
     def command(self, *arguments: str, host: str = "one", **extra: str) -> subprocess.CompletedProcess[str]:
         """A command on this host."""
-        return subprocess.run(
-            [sys.executable, "-m", "briter_worker", *arguments],
-            env=os.environ | self.environment(host, **extra),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        return forks.run(arguments, os.environ | self.environment(host, **extra), self.root, timeout=120)
 
     def start(self, host: str, *arguments: str, **extra: str) -> Running:
         """A host that runs until it is told to stop."""

@@ -22,6 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import forks
 import psutil
 
 if TYPE_CHECKING:
@@ -199,15 +200,7 @@ class Site:
 
     def command(self, *args: str, prefix: Sequence[str] = (), **env: str) -> Result:
         """Run `python -m briter_worker` with these arguments, to its end; perhaps by another program."""
-        done = subprocess.run(
-            [*prefix, sys.executable, "-m", "briter_worker", *args],
-            cwd=self.root,
-            env=self.environment(**env),
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = forks.run(args, self.environment(**env), self.root, timeout=100, prefix=prefix)
         return Result(done.returncode, done.stdout, done.stderr)
 
     def run_once(self, *prefix: str, **env: str) -> Result:
@@ -275,7 +268,7 @@ def program(file: Path, text: str) -> Path:
 def children() -> list[psutil.Process]:
     """Return the processes that this one started, without the Postgres of other tests."""
     found = psutil.Process().children(recursive=True)
-    return [process for process in found if process.name() != "postgres"]
+    return [each for each in found if each.name() != "postgres" and each.pid != forks.forks().process.pid]
 
 
 def eventually(condition: Callable[[], object], *, within: float = 45.0, pause: float = 0.02) -> float:

@@ -208,16 +208,6 @@ def test_enqueue_refuses_what_is_missing_or_will_be_refused_unless_forced(
     assert site.job("hello")["paths"] == [POST, path]
 
 
-def test_enqueue_accepts_absolute_paths_inside_the_site(site: Site) -> None:
-    (site.root / "link").symlink_to(site.worktree)
-    site.write_post(POST, "# Hello")
-    paths = [str(site.worktree / POST), f"{site.root}/link/content/posts/"]
-    result = site.command("enqueue", "hello", *paths, BRITER_APP_ROOT=str(site.root / "link"))
-    assert (result.returncode, result.stderr) == (0, "")
-    assert site.job("hello")["paths"] == [POST, "content/posts/"]
-    assert site.command("enqueue", "other", "/etc/passwd").returncode == 1
-
-
 def test_a_path_or_message_may_look_like_an_option(site: Site) -> None:
     result = site.command("enqueue", "--force", "-m", "--all", "--", "-x", "--upload-pack=touch x")
     assert result.returncode == 0

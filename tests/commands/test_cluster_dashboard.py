@@ -256,17 +256,6 @@ def test_what_cannot_be_published_is_refused_with_the_reason(
     assert dashboard.json("/api/sites/blog/jobs")["total"] == 0
 
 
-def test_files_may_be_large_but_not_without_limit(dashboard: Dashboard) -> None:
-    text = "x" * (5 << 20)
-    answer = dashboard.api.post(
-        "/api/sites/blog/jobs", json={"slug": "a", "contents": {"content/a.md": encoded(text)}}
-    )
-    assert answer.status_code == 201, answer.text
-    answer = dashboard.api.post("/api/sites/blog/jobs", content=b"x" * ((48 << 20) + 1))
-    assert answer.status_code == 413
-    assert dashboard.api.post("/api/sites/blog/pause", content=b"x" * ((2 << 20) + 1)).status_code == 413
-
-
 # --- Live stream
 
 

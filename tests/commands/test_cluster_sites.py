@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from briter_worker.cluster import sites
 from briter_worker.cluster.sites import check_credentials, check_remote
@@ -286,17 +284,6 @@ def test_what_is_none_or_opens_something_is_refused_unseen(remote: str) -> None:
         check_remote(remote)
     assert str(refused.value).isprintable()
     assert "@" not in remote or remote not in str(refused.value)
-
-
-@given(st.text(max_size=60))
-def test_no_text_gets_through_that_git_could_take_for_an_option_or_a_program(text: str) -> None:
-    try:
-        check_remote(text)
-    except UsageError:
-        return
-    assert not text.startswith("-")
-    assert "::" not in text.partition("/")[0]
-    assert text.isprintable() or not text.isascii()
 
 
 def test_credentials_are_places() -> None:

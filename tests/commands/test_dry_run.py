@@ -74,33 +74,9 @@ def test_what_the_remote_has_already_is_acknowledged_in_a_dry_run_too(site: Site
     assert site.jobs() == []
 
 
-def test_a_dry_run_is_built_on_a_remote_that_moved_and_brings_nothing_here(site: Site) -> None:
-    save(site, "a")
-    site.run_once(**DRY)
-    site.push_elsewhere({WELCOME: "# Theirs\n"})
-    save(site, "b")
-    before = local_side(site)
-    assert outcomes(site.run_once(**DRY)) == [("published", "b", True)]
-    assert local_side(site) == before
-    site.run_once()
-    assert subjects(site) == ["Publish b", "Publish a", "Theirs", "Start the site"]
-    assert (site.worktree / WELCOME).read_text() == "# Theirs\n"
-    assert site.git("status", "--porcelain") == ""
-
-
 def test_a_conflict_is_found_in_a_dry_run_and_kept_nowhere(site: Site) -> None:
     site.push_elsewhere({WELCOME: "# Theirs\n"})
     save(site, "welcome", "# Mine\n")
     assert outcomes(site.run_once(**DRY)) == [("dead-lettered", "welcome", True)]
     assert site.job("welcome")["failure"] == "conflict"
     assert site.git("for-each-ref", "refs/heads/conflict", cwd=site.remote) == ""
-
-
-def test_jobs_that_only_a_live_remote_rejects_are_told_apart_by_the_live_run(site: Site) -> None:
-    site.hook("read old new ref; ! git log -p $old..$new | grep -q BAD")
-    for slug in "abc":
-        save(site, slug, "BAD\n" if slug == "b" else "good\n")
-    assert len(site.run_once(**DRY).of("published")) == 3
-    result = site.run_once()
-    assert sorted(event["slug"] for event in result.of("published")) == ["a", "c"]
-    assert [event["slug"] for event in result.of("dead-lettered")] == ["b"]

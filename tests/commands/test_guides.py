@@ -95,25 +95,6 @@ def test_the_readmes_five_minutes_publish_a_post_of_ones_own_site(site: Site) ->
     assert [entry["slug"] for entry in site.run_once().of("published")] == ["hello"]
 
 
-def test_a_persons_commit_goes_out_and_leaves_what_the_cms_has_written_since(site: Site) -> None:
-    """As `How to: when a post does not appear` says."""
-    (recipe,) = [block for block in _commands("docs/how-to/failed-posts.md") if "pull --rebase" in block]
-    site.push_elsewhere({"content/posts/hello.md": "published\n"})
-    site.write_post("layout.html", "mine\n")
-    site.git("add", "layout.html")
-    site.git("commit", "--quiet", "--message=My layout")
-    site.save_post("new", "new\n")
-    assert site.run_once().of("published")
-    assert site.remote_file("layout.html") is None
-    site.write_post("content/posts/hello.md", "published\nand better\n")
-
-    _follow([*_exports(site), recipe], site.root)
-
-    assert site.remote_file("layout.html") == "mine\n"
-    assert (site.worktree / "content/posts/hello.md").read_text() == "published\nand better\n"
-    assert site.git("status", "--porcelain", "--", "layout.html", "content/posts/new.md") == ""
-
-
 def test_a_publication_is_looked_at_and_undone(site: Site) -> None:
     for text in ("one", "two"):
         site.save_post("hello", f"{text}\n")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from dashboards import serving
@@ -54,18 +52,6 @@ def test_a_receipt_names_the_files_of_the_commit_and_their_lines(site: Site) -> 
     assert "changed\t+2 -1\tcontent/posts/a.md\n" in site.command("show", "a").stdout
 
 
-def test_two_posts_whose_jobs_have_one_id_have_a_receipt_each(site: Site) -> None:
-    for slug in ("a", "b"):
-        site.write_post(f"content/posts/{slug}.md", slug)
-        site.save(slug, [f"content/posts/{slug}.md"], id="one").rename(site.queue / f"{slug}.json")
-    events = site.run_once().of("published")
-    found = {each["slug"]: (each["outcome"], each["commit"], each["title"]) for each in receipts(site)}
-    assert found == {
-        each["slug"]: ("published", each["commit"], f"Publish {each['slug']}") for each in events
-    }
-    assert len(receipts(site)) == 2
-
-
 def test_what_left_the_queue_is_still_shown(site: Site) -> None:
     save(site, "a")
     site.run_once()
@@ -76,19 +62,6 @@ def test_what_left_the_queue_is_still_shown(site: Site) -> None:
     watched = site.command("show", "a", "--watch")
     assert watched.returncode == 0
     assert site.remote_log()[0][0] in watched.stdout
-
-
-def test_a_post_whose_receipt_was_never_written_can_be_looked_at(site: Site) -> None:
-    save(site, "a")
-    site.run_once()
-    with closing(sqlite3.connect(site.storage / "history.db")) as history:  # as of a worker killed just then
-        history.execute("UPDATE attempts SET outcome = NULL, ended = NULL")
-        history.commit()
-    shown = site.command("show", "a", "--json")
-    assert shown.returncode == 0, shown.stderr
-    assert json.loads(shown.stdout)["state"] == "claimed"
-    watched = site.command("show", "a", "--watch")
-    assert (watched.returncode, watched.stdout.strip()) == (0, "settle"), watched.stderr
 
 
 def test_what_was_cancelled_while_it_waited_has_a_receipt_too(site: Site) -> None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from outcomes import save
+from outcomes import assert_published, assert_refused, save
+from sites import lines_of
+
+from briter_worker.errors import FailureCode
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sites import Site
 
 
@@ -255,3 +263,129 @@ def test_a_folder_never_takes_the_workers_storage_along(site: Site) -> None:
     assert [event["slug"] for event in result.of("published")] == ["all"], result.stdout
     names = site.git("ls-tree", "-r", "--name-only", "main", cwd=site.remote).splitlines()
     assert names == ["content/posts/a.md", "content/posts/welcome.md"]
+
+
+# What a drain costs
+
+
+_MOST = 12
+"""The git commands that the worker starts for a drain, without those that read the configuration."""
+
+
+def drain(site: Site, name: str, jobs: int) -> Counter[str]:
+    """Publish so many posts; return the git commands that the worker has started."""
+    home = site.root / name
+    (home / "traces").mkdir(parents=True)
+    (home / ".gitconfig").write_text(f"[trace2]\n\teventTarget = {home}/traces\n", encoding="utf-8")
+    save(site, *(f"{name}-{number}" for number in range(jobs)))
+    done = site.run_once(HOME=str(home), GIT_CONFIG_GLOBAL="")
+    assert len(done.of("published")) == jobs, done
+    return Counter(command for trace in (home / "traces").iterdir() if (command := _command(trace)))
+
+
+def _command(trace: Path) -> str | None:
+    """Return the git command that the worker started; None for one that another git started."""
+    events = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+    if "/" in events[0]["sid"]:
+        return None
+    return next((event["name"] for event in events if event["event"] == "cmd_name"), "?")
+
+
+def test_a_drain_starts_the_same_git_commands_for_a_few_jobs_and_for_many(site: Site) -> None:
+    drain(site, "first", 1)  # it alone fetches
+    few, many = (drain(site, f"of-{jobs}", jobs) for jobs in (3, 60))
+    # The configuration is read again while its files are younger than a second: this site is new.
+    assert 1 <= few.pop("config") <= 3
+    assert 1 <= many.pop("config") <= 3
+    assert many.total() <= _MOST
+    many.pop("ls-tree")  # for a few posts, fast-import itself looks up what is there
+    assert few == many
+
+
+# Hundreds of jobs at once
+
+
+_JOBS = 300
+
+
+@pytest.mark.parametrize("after", [0.0, 0.3])
+def test_a_stop_in_the_middle_of_an_import_loses_and_doubles_nothing(site: Site, after: float) -> None:
+    for number in range(_JOBS):
+        site.write_post(f"content/posts/{number}.md", f"{number}\n")
+        site.save(f"p{number}", [f"content/posts/{number}.md"])
+    with site.running("run", "--once", BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="1") as worker:
+        next(event for event in lines_of(worker) if event["event"] == "start")
+        time.sleep(after)  # wherever it is by then
+        worker.terminate()
+        worker.communicate(timeout=60)
+    assert site.run_once().returncode == 0
+    assert site.jobs() == []
+    subjects = Counter(subject for _, subject in site.remote_log())
+    assert subjects == {"Start the site": 1} | {f"Publish p{number}": 1 for number in range(_JOBS)}
+    assert site.git("status", "--porcelain") == ""
+    site.git("fsck", "--strict")
+
+
+# Folders, whatever else the job declares
+
+
+@pytest.mark.parametrize("why", ["on hold", "left out"])
+def test_a_file_does_not_take_the_place_of_a_folder_in_which_another_job_or_person_keeps_something(
+    site: Site, why: str
+) -> None:
+    for name in ("kept", "other"):
+        site.write_post(f"content/posts/note/{name}.md", f"{name}\n")
+    site.commit_all("A note in a folder of its own")
+    if why == "on hold":
+        site.save("kept", ["content/posts/note/kept.md"], scheduledFor="2999-01-01")
+    else:
+        site.git("update-index", "--skip-worktree", "content/posts/note/kept.md")
+    shutil.rmtree(site.worktree / "content/posts/note")
+    site.write_post("content/posts/note", "A file now\n")
+    site.write_post("content/posts/b.md", "B\n")
+    site.save("note", ["content/posts/note"])
+    site.save("b", ["content/posts/b.md", "content/posts/note"])
+    result = site.run_once()
+    reason = assert_refused(site, result, FailureCode.NO_PATHS, slug="note")
+    assert "a folder in which content/posts/note/kept.md stays" in reason
+    assert_published(site, result, "b")
+    assert result.of("published")[0]["rejectedPaths"] == ["content/posts/note"]
+    assert site.remote_file("content/posts/note/kept.md") == "kept\n"
+    assert site.remote_file("content/posts/note/other.md") == "other\n"
+
+
+@pytest.mark.parametrize("where", ["here", "on the remote"])
+def test_a_file_does_not_take_the_place_of_a_folder_in_which_a_submodule_is(site: Site, where: str) -> None:
+    colleague = site.root / "colleague"
+    site.git("clone", "--quiet", str(site.remote), str(colleague))
+    module = f"160000,{'1' * 40},content/posts/note/module"
+    site.git("update-index", "--add", "--cacheinfo", module, cwd=colleague)
+    site.git("commit", "--quiet", "--message=A module", cwd=colleague)
+    site.git("push", "--quiet", cwd=colleague)
+    if where == "here":
+        site.git("pull", "--quiet")
+        (site.worktree / "content/posts/note/module").rmdir()
+        (site.worktree / "content/posts/note").rmdir()
+    site.write_post("content/posts/note", "A file now\n")
+    site.save("note", ["content/posts/note"])
+    failure = FailureCode.NO_PATHS if where == "here" else FailureCode.CONFLICT
+    reason = assert_refused(site, site.run_once(), failure, slug="note")
+    assert "content/posts/note" in reason
+    tree = site.git("ls-tree", "-r", "main", "content/posts/note", cwd=site.remote)
+    assert tree.startswith("160000 commit "), "its author declared nothing of the module"
+
+
+def test_a_folder_whose_only_post_is_scheduled_waits_for_it_and_is_not_refused(site: Site) -> None:
+    site.write_post("content/notes/later.md", "later\n")
+    (site.worktree / "content/notes/link.md").symlink_to("later.md")
+    site.save("later", ["content/notes/later.md"], scheduledFor="2999-01-01")
+    site.save("notes", ["content/notes"])
+
+    result = site.run_once()
+
+    assert not result.of("nopaths") + result.of("nochange"), result.stdout
+    assert sorted(job["slug"] for job in site.jobs()) == ["later", "notes"]
+    assert "scheduled" in site.job("notes")["lastError"]
+    assert site.job("notes")["attempts"] == 0
+    site.save("file", ["content/notes/later.md"])
+    assert site.run_once().of("published"), "declared by itself"

@@ -243,23 +243,6 @@ def test_a_link_that_the_remote_has_is_not_taken_back_by_its_folders_publication
         assert site.remote_file(path) == "a.md", "its author did nothing to it"
 
 
-def test_a_file_that_the_remote_alone_moved_away_is_no_conflict(site: Site, other: Path) -> None:
-    site.write_post("content/posts/note/index.md", "note\n")
-    site.save("note", ["content/posts/note"])
-    site.run_once()
-    site.git("pull", "-q", cwd=other)
-    site.push_elsewhere({"content/posts/note/index.md": None})
-    (other / "content/posts/note").rmdir()
-    site.push_elsewhere({"content/posts/note": "note\n"})
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts"])
-    assert site.run_once().of("published")
-    assert site.remote_file("content/posts/a.md") == "A\n"
-    assert site.remote_file("content/posts/note") == "note\n"
-    assert (site.worktree / "content/posts/note").read_text() == "note\n"
-    assert site.git("status", "--porcelain") == ""
-
-
 @pytest.mark.parametrize(("theirs", "ours"), [("note", "note/index.md"), ("note/index.md", "note")])
 def test_what_the_remote_has_in_a_posts_place_stays_also_when_the_post_is_published_again(
     site: Site, theirs: str, ours: str

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cluster_farm import Farm
 from dashboards import serving
-from sites import eventually
 
 from briter_worker.actions import undo_post
 from briter_worker.cluster.submit import enqueue
@@ -79,20 +78,6 @@ def test_an_undo_restores_what_was_changed_deleted_and_new_and_can_be_undone(
     assert contents(site) == ["two\n", "picture", None]
     assert site.remote_log()[0][1] == "As it was"
     assert len(site.remote_log()) == 5
-
-
-def test_an_undo_beside_watch_keeps_its_message(site: Site) -> None:
-    with site.running("watch"):
-        for text in ("one", "two"):
-            site.write_post(A, text)
-            eventually(site.jobs)
-            assert site.run_once().of("published")
-        assert site.command("undo", "posts/a", "-m", "As it was").returncode == 0
-        site.write_post("content/posts/b.md", "later")
-        eventually(lambda: len(site.jobs()) > 1)
-    assert [job.get("message") for job in site.jobs() if job["slug"] == "posts/a"] == ["As it was"]
-    assert site.run_once().of("published")
-    assert site.remote_file(A) == "one"
 
 
 def test_an_undo_goes_back_to_any_version(site: Site, two: tuple[str, str]) -> None:

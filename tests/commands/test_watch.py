@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
-from sites import events_in, eventually, lines_of
+from sites import events_in, eventually
 
 from briter_worker import events
 from briter_worker.settings import load_settings
@@ -240,21 +240,6 @@ def test_more_changes_than_the_kernel_queues_are_all_found(watched: Site, watche
     watched.write_post("content/posts/new/b.md", "b\n")
     eventually(lambda: any(job["slug"] == "posts/new/b" for job in watched.jobs()))
     assert len({job["slug"] for job in watched.jobs()}) == number + 2
-
-
-def test_a_post_of_too_many_files_for_one_job_is_told_and_keeps_no_other_waiting(site: Site) -> None:
-    names = [f"{number:03}-{'x' * 200}.txt" for number in range(900)]
-    deep = "/".join("y" * 200 for _ in range(5))
-    for name in ("index.md", *(f"{deep}/{name}" for name in names)):
-        site.write_post(f"content/posts/a/{name}", "x\n")
-    site.write_post("content/posts/b.md", "b\n")
-    with site.running("watch") as watcher:
-        eventually(lambda: [job["slug"] for job in site.jobs()] == ["posts/b"])
-        site.write_post("content/posts/c.md", "c\n")
-        eventually(lambda: len(site.jobs()) == 2)
-        entry = next(each for each in lines_of(watcher) if each["event"] == "warning")
-    assert "posts/a" in entry["error"]
-    assert "declare a folder" in entry["fix"]
 
 
 def test_run_watch_publishes_what_it_finds(site: Site) -> None:

@@ -96,19 +96,6 @@ def test_a_reader_that_reconnects_gets_what_it_missed_also_after_a_restart(site:
             assert until(stream, "published")[-1][2]["slug"] == "three"
 
 
-def test_readers_of_a_replaced_history_get_a_snapshot(site: Site, dashboard: Dashboard) -> None:
-    happen(site, 5)
-    with dashboard.api.stream("GET", "/events") as response:
-        stream = events(response)
-        assert next(stream)[:2] == ("snapshot", 5)
-        for file in site.storage.glob("history.db*"):
-            file.unlink()
-        happen(site, 2)
-        assert until(stream, "snapshot")[-1][1] == 2
-        happen(site, 1)
-        assert until(stream, "superseded")[-1][1] == 3
-
-
 def readers(dashboard: Dashboard) -> int:
     return int(dashboard.json("/api/status")["readers"])
 

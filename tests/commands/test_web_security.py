@@ -63,15 +63,6 @@ def test_a_generated_token_is_kept_where_only_the_operator_reads_it(site: Site) 
         assert second.api.get("/api/status", headers=headers).status_code == 200, "it outlives a restart"
 
 
-def test_an_empty_token_file_lets_nobody_in(site: Site) -> None:
-    kept = site.worktree / ".git" / "briter" / "dashboard.token"
-    kept.parent.mkdir(mode=0o700)
-    kept.touch(mode=0o600)
-    refused = site.command("serve")
-    assert refused.returncode == 2
-    assert "delete the file" in refused.stderr
-
-
 def test_nobody_sees_anything_without_the_token_on_loopback_too(
     dashboard: Dashboard, stranger: httpx.Client
 ) -> None:

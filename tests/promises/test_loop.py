@@ -127,25 +127,6 @@ def test_a_lock_lost_between_claim_and_push_gives_the_job_back(site: Site) -> No
     assert in_flight(site) == 0
 
 
-def test_a_stop_while_the_remote_is_asked_about_a_dead_workers_push_is_no_error(site: Site) -> None:
-    die_in_a_push(site, "a")
-    asked = site.root / "asked"
-    silent = site.root / "silent-ssh"
-    silent.write_text(f"#!/bin/sh\ntouch {asked}\nexec sleep 30\n")
-    silent.chmod(0o755)
-    url = site.git("remote", "get-url", "origin")
-    site.git("config", "core.sshCommand", str(silent))
-    site.git("config", "ssh.variant", "ssh")
-    site.git("remote", "set-url", "origin", "ssh://git@example.org/x")
-    with worker(site, BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="200") as running:
-        eventually(asked.exists)
-        assert running.end() == 0
-        assert running.names() == ["worker-started", "worker-stopping", "worker-stopped"]
-    assert in_flight(site) == 1
-    site.git("remote", "set-url", "origin", url)
-    assert site.run_once().of("published")
-
-
 def test_a_stop_during_recovery_leaves_what_has_not_begun(site: Site) -> None:
     die_in_a_push(site, "a", "b", "c", "d")
     begun = site.root / "begun"
@@ -178,8 +159,3 @@ def test_jobs_in_doubt_wait_while_others_go_on_and_are_decided_without_a_restart
         eventually(lambda: len(site.remote_log()) == 3, within=30)
         assert running.end() == 0
     assert site.jobs() == []
-
-
-def test_a_maximum_that_was_lowered_makes_no_job_a_killer(site: Site) -> None:
-    site.save_post("a", "A\n", attempts=5, lastError="it was down", failure="network")
-    assert site.run_once(BRITER_WORKER_MAX_ATTEMPTS="3").of("published")[0]["attempt"] == 6

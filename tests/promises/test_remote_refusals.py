@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from mounts import full, read_only, small
+from mounts import full, small
 from outcomes import (
     LAST,
     assert_dead_letter,
@@ -46,13 +46,6 @@ def test_a_lock_left_at_the_remote_is_waited_for(site: Site) -> None:
     lock.touch()
     reason = assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its locks", lock.unlink)
     assert "main.lock" in reason
-
-
-def test_a_remote_that_cannot_write_is_waited_for(site: Site) -> None:
-    with ExitStack() as mounted:
-        mounted.enter_context(read_only(site.remote / "objects"))
-        reason = assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its disk", mounted.close)
-    assert "unable to create temporary object directory" in reason
 
 
 def test_a_remote_whose_disk_is_full_is_waited_for(site: Site) -> None:
@@ -164,20 +157,6 @@ def test_only_the_post_that_the_remote_minds_dies_with_its_words(site: Site, wha
     site.save_post("b", "good\n")
     assert_published(site, site.run_once(), "b")
     assert_once(site, "a", "b", "c")
-
-
-def test_a_hook_that_refuses_everything_is_mended_and_all_are_tried_again(site: Site) -> None:
-    """Each post is told alone: what a hook says is no proof that it would say so to any other."""
-    file = site.hook("echo no; exit 1")
-    save(site, "a", "b")
-    result = site.run_once()
-    for slug in "ab":
-        assert_refused(site, result, FailureCode.REJECTED, slug=slug)
-        assert "if the remote refuses every post like this, correct its hook" in site.job(slug)["fix"]
-    file.unlink()
-    assert site.command("retry", "--all").returncode == 0
-    assert_published(site, site.run_once(), "a", "b")
-    assert_once(site, "a", "b")
 
 
 # Names and addresses

@@ -51,8 +51,7 @@ def main() -> int:
         for failure in report.failures:
             print(f"FAILED {report.name}: {failure}")
     if options.full:
-        for file in keep(reports, seed):
-            print(f"    written: {file}")
+        keep(reports, seed)
     return 1 if any(report.failures for report in reports) else 0
 
 

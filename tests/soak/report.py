@@ -1,8 +1,7 @@
-"""Options and results of the soak's parts; results of full runs are kept as JSON and as one page."""
+"""Options and results of the soak's parts; the results of full runs are kept on one page."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import platform
@@ -12,13 +11,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = Path(__file__).with_name("results")
 PAGE = ROOT / "docs" / "explanation" / "soak.md"
 IN_MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 
@@ -79,56 +77,35 @@ def table(reports: Sequence[Report]) -> Iterator[str]:
         yield f"{part:{widths[0]}}  {name:{widths[1]}}  {value}"
 
 
-def keep(reports: Sequence[Report], seed: int) -> list[Path]:
-    """Write each part's result beside those of the other parts, and the page of all; return the files."""
-    RESULTS.mkdir(exist_ok=True)
-    about = _surroundings() | {"seed": seed}
-    written = []
-    for report in reports:
-        file = RESULTS / f"{report.name}.json"
-        found = {"name": report.name, "figures": dict(report.figures), "failures": list(report.failures)}
-        file.write_text(json.dumps(found | about, indent=2) + "\n", encoding="utf-8")
-        written.append(file)
-    PAGE.write_text("\n".join(_page()) + "\n", encoding="utf-8")
-    return [*written, PAGE]
+def keep(reports: Sequence[Report], seed: int) -> None:
+    """Write each part's section of the page; those of the other parts stay."""
+    heading, *sections = PAGE.read_text(encoding="utf-8").split("\n## ")
+    found = {section.partition("\n")[0]: section for section in sections}
+    found |= {report.name: "\n".join(_section(report, seed)) for report in reports}
+    PAGE.write_text("\n## ".join([heading, *(found[name] for name in sorted(found))]), encoding="utf-8")
 
 
-def _surroundings() -> dict[str, Any]:
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "git": _output("git", "version").removeprefix("git version "),
-        "commit": _version(),
-    }
+def _section(report: Report, seed: int) -> Iterator[str]:
+    git = _output("git", "version").removeprefix("git version ")
+    machine = f"{os.cpu_count()} cores, {platform.system()} {platform.release()}"
+    yield f"{report.name}\n"
+    yield (
+        f"{datetime.now(UTC).date()}, commit {_version()}, {machine}, Python {platform.python_version()}, "
+        f"git {git}, seed {seed}."
+    )
+    yield "\n| figure | |"
+    yield "|---|---|"
+    yield from (f"| {name} | {_number(value)} |" for name, value in report.figures.items())
+    yield from (f"\nFailed: {failure}" for failure in report.failures)
+    yield ""
 
 
 def _version() -> str:
-    """Return the tested commit, marked if anything but other parts' results was changed since."""
+    """Return the tested commit, marked if anything but the page was changed since."""
     in_place = ("git", "-C", str(ROOT))
-    own = [f":!{path.relative_to(ROOT)}" for path in (RESULTS, PAGE)]
     commit = _output(*in_place, "rev-parse", "--short", "HEAD") or "unknown"
-    changed = _output(*in_place, "status", "--porcelain", "--untracked-files=no", "--", ".", *own)
-    return f"{commit}-dirty" if changed else commit
-
-
-def _page() -> Iterator[str]:
-    yield "# The last full soak"
-    yield ""
-    yield "Written by `scripts/soak`. What each part proves: [guarantees](guarantees.md)."
-    for file in sorted(RESULTS.glob("*.json")):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        yield f"\n## {found['name']}\n"
-        yield (
-            f"{found['date']}, commit {found['commit']}, {found['machine']}, Python {found['python']}, "
-            f"git {found['git']}, seed {found['seed']}."
-        )
-        yield "\n| figure | |"
-        yield "|---|---|"
-        for name, value in found["figures"].items():
-            yield f"| {name} | {_number(value)} |"
-        for failure in found["failures"]:
-            yield f"\nFailed: {failure}"
+    others = ("--untracked-files=no", "--", ".", f":!{PAGE.relative_to(ROOT)}")
+    return f"{commit}-dirty" if _output(*in_place, "status", "--porcelain", *others) else commit
 
 
 def _number(value: float | str) -> str:

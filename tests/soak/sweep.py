@@ -16,7 +16,6 @@ of three traces are left out. The history, a sink that writes in a thread of its
 from __future__ import annotations
 
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -183,19 +182,8 @@ class Lab:
             wrong = [f"left over for good: {name}" for name in leftovers(site) if name in left]
         verdict.problems += wrong
         if verdict.problems:
-            verdict.problems += _told("first", out + err) + _told("then", said)
+            verdict.problems.append(f"first: {(out + err)[-2000:]}\nthen: {said[-2000:]}")
         return verdict
-
-
-def _told(when: str, said: str) -> list[str]:
-    """Return the worker's error messages, for the reader of a failure."""
-    lines = [
-        line for line in said.splitlines() if '"error"' in line or not line.startswith("[briter-worker]")
-    ]
-    return [
-        f"{when}: {line}"
-        for line in dict.fromkeys(re.sub(r'"(time|jobId|slug)":"[^"]*",', "", each) for each in lines[-12:])
-    ]
 
 
 def _identity(call: Call) -> tuple[str, str, int]:

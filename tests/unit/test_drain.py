@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from queue_backends import NOW, Disk
 
 from briter_worker.drain import Counts, Drain
@@ -16,6 +19,7 @@ from briter_worker.errors import FailureCode, PublishError, UnavailableError
 from briter_worker.job import State
 from briter_worker.plugins import Plugins
 from briter_worker.ports import Backoff, Outcome, Result
+from briter_worker.worker import loop_backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
     from briter_worker.events import Event
     from briter_worker.ports import Claim, Publisher
+
 
 COMMIT = "c" * 40
 
@@ -150,3 +155,36 @@ def test_what_may_have_been_pushed_as_the_store_went_away_is_completed_when_it_c
     bench.unopened = None
     assert bench.drain.recover() == Counts(completed=1)
     assert bench.published == []
+
+
+# The schedule of retries
+
+
+DELAYS = st.lists(st.floats(0, 1e9), min_size=1, max_size=8).map(tuple)
+
+
+def test_each_attempt_has_its_delay_and_the_last_one_repeats() -> None:
+    backoff = Backoff((60.0, 300.0, 1800.0))
+    assert [backoff.delay(n) for n in (1, 2, 3, 4, 100)] == [60, 300, 1800, 1800, 1800]
+
+
+def test_jitter_goes_either_way() -> None:
+    backoff = Backoff((100.0, 1000.0), jitter=0.2)
+    assert backoff.delay(1, lambda: 0.0) == pytest.approx(80)
+    assert backoff.delay(1, lambda: 0.5) == pytest.approx(100)
+    assert backoff.delay(1, lambda: 0.9999999) == pytest.approx(120)
+
+
+@given(delays=DELAYS, jitter=st.floats(0, 1), attempt=st.integers(-2, 20), drawn=st.floats(0, 1))
+def test_a_jittered_delay_is_never_negative_and_never_over_the_longest(
+    delays: tuple[float, ...], jitter: float, attempt: int, drawn: float
+) -> None:
+    backoff = Backoff(delays, jitter)
+    assert 0 <= backoff.delay(attempt, lambda: drawn) <= backoff.longest
+
+
+def test_the_loops_backoff_doubles_up_to_a_minute() -> None:
+    assert [loop_backoff(n, 5.0) for n in range(1, 6)] == [10, 20, 40, 60, 60]
+    assert loop_backoff(10**9, 5.0) == 60
+    assert loop_backoff(3, 600.0) == 600
+    assert all(math.isfinite(loop_backoff(n, 0.001)) for n in (1, 1100, 10**6))

@@ -10,7 +10,6 @@ import pytest
 from briter_worker.job import (
     Job,
     MalformedJobError,
-    State,
     Status,
     encode_document,
     format_time,
@@ -117,20 +116,3 @@ def test_a_written_file_has_nothing_that_a_terminal_obeys_or_an_editor_hides() -
     assert "ü".encode() in data
     assert not {"\u202e", "\x9b", "\u200b"} & set(data.decode())
     assert read_document(data) == value
-
-
-@pytest.mark.parametrize(
-    ("changes", "state"),
-    [
-        ({}, State.PENDING),
-        ({"scheduled_for": 10.0}, State.PENDING),
-        ({"scheduled_for": 11.0, "attempts": 1, "next_attempt_at": 12.0}, State.SCHEDULED),
-        ({"attempts": 1, "next_attempt_at": 12.0}, State.RETRYING),
-        ({"attempts": 1, "next_attempt_at": 10.0}, State.PENDING),
-        ({"next_attempt_at": 12.0}, State.RETRYING),
-        ({"dry_run_at": 9.0}, State.TRIED),
-        ({"status": Status.FAILED, "scheduled_for": 11.0}, State.FAILED),
-    ],
-)
-def test_the_state_of_a_waiting_job(changes: dict[str, Any], state: State) -> None:
-    assert Job(id="j", slug="s", paths=()).model_copy(update=changes).state(10.0) is state

@@ -62,15 +62,6 @@ def test_many_small_packs_become_one_and_no_object_is_dropped(site: Site) -> Non
     site.git("fsck", "--strict")
 
 
-@pytest.mark.parametrize("shared", ["objects/info/alternates", "objects/pack/pack-1.promisor"])
-def test_objects_that_are_shared_are_left_to_git_gc(site: Site, shared: str) -> None:
-    fill(site, 5)
-    (site.worktree / ".git" / shared).touch()
-    before = packs(site)
-    tidy(site)
-    assert packs(site) == before
-
-
 @pytest.mark.parametrize("packed", [False, True], ids=["loose", "packed"])
 def test_refs_of_dead_workers_are_removed_and_no_others(site: Site, *, packed: bool) -> None:
     commit = site.git("rev-parse", "HEAD")

@@ -182,18 +182,6 @@ def switch(site: Site) -> Callable[[], object]:
     return lambda: site.git("switch", "-q", "main")
 
 
-def test_a_persons_edit_of_a_file_that_is_no_post_has_the_mirror_wait(site: Site) -> None:
-    worker = MirrorWorker(site.root, is_cms_path=lambda path: path.startswith("content/"))
-    other = site.colleague()
-    (other / "theme.css").write_text("one\n")
-    assert follow(worker, push_all(site, worker))
-    site.write_post("theme.css", "mine\n")
-    (other / "theme.css").write_text("two\n")
-    assert not follow(worker, push_all(site, worker))
-    assert "theme.css has local changes" in worker.checkout.late_reason
-    assert site.git("status", "--porcelain") == "M theme.css"
-
-
 def test_an_older_version_that_git_put_back_is_kept_from_commits(site: Site, worker: MirrorWorker) -> None:
     """A person has committed the published post on another branch, and came back."""
     site.write_post(WELCOME, "published\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -12,6 +13,7 @@ from postgres import add_site
 from postgres_queues import LONGEST_DELAY, NOW, control_queue, store, take_queue
 
 from briter_worker.errors import Failure, FailureCode, LockLostError
+from briter_worker.job import format_time
 from briter_worker.ports import BaseVersion, Claim, Plan
 from briter_worker.queues.postgres.database import Database, DatabaseError
 from briter_worker.queues.postgres.payloads import PayloadSource, PostgresBases
@@ -179,3 +181,29 @@ def test_a_transaction_of_another_site_blocks_nobody(database: Database) -> None
             lock_site(second, "site")
             with pytest.raises(psycopg.errors.LockNotAvailable):
                 lock_site(second, "other")
+
+
+# Many producers at once
+
+
+def save_path(database: Database, slug: str, path: str, created: float) -> None:
+    document = {"id": f"{slug} {path}", "slug": slug, "paths": [path], "createdAt": format_time(created)}
+    store(database, document, PayloadSource.of({path: path.encode()}))
+
+
+def test_many_producers_of_one_post_leave_one_job_with_all_paths(database_url: str) -> None:
+    producers, each = 8, 12
+    with Database(database_url, connections=producers) as database:
+        add_site(database)
+
+        def produce(producer: int) -> None:
+            for number in range(each):
+                save_path(database, "a", f"{producer}-{number}", NOW - 1000 + number * producers + producer)
+
+        with ThreadPoolExecutor(producers) as pool:
+            list(pool.map(produce, range(producers)))
+        found = take_queue(database).claim(NOW)
+    (claim,) = found.claims
+    assert set(claim.job.paths) == {f"{p}-{n}" for p in range(producers) for n in range(each)}
+    assert claim.job.id.endswith(f"-{each - 1}")
+    assert len(found.superseded) == producers * each - 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from mirror_worker import MirrorWorker
 
-from briter_worker.errors import DeclinedError, FailureCode, PublishError
+from briter_worker.errors import DeclinedError, PublishError
 from briter_worker.git.pull import PullResult, pull
 from briter_worker.git.push import push
 
@@ -164,26 +164,5 @@ def test_a_colleague_who_pushes_meanwhile_is_rebased_upon(
     result = rebase(worker)
     assert pushed == [False, True]
     assert result.is_pushed
-    assert site.remote_file("theme.css") == "mine\n"
-    assert_settled(site, worker)
-
-
-def test_a_push_whose_answer_is_lost_is_found_by_the_next_pull(
-    site: Site, worker: MirrorWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.write_post("theme.css", "mine\n")
-    commit(site)
-    worker.push({"content/posts/a.md": "a\n"})
-
-    def lose_the_answer(*args: object, **options: object) -> bool:
-        push(*args, **options)  # type: ignore[arg-type]
-        raise PublishError(FailureCode.NETWORK, "the answer was lost")
-
-    monkeypatch.setattr("briter_worker.git.pull.push", lose_the_answer)
-    with pytest.raises(PublishError, match="the answer was lost"):
-        rebase(worker)
-    landed = worker.tip()
-    monkeypatch.undo()
-    assert rebase(worker) == PullResult(landed)
     assert site.remote_file("theme.css") == "mine\n"
     assert_settled(site, worker)

@@ -16,9 +16,7 @@ from briter_worker.web import security, server, snapshot
 from briter_worker.web.responses import ProblemError
 from briter_worker.web.security import (
     COOKIE,
-    FAILURES_WITHIN_S,
     LINK_S,
-    MAX_FAILURES,
     SESSION_S,
     Access,
     Guard,
@@ -50,25 +48,6 @@ def test_a_link_is_valid_once_and_for_a_quarter_of_an_hour() -> None:
     assert not access.use_link_key(first)
     now[0] = LINK_S
     assert not access.use_link_key(second)
-
-
-def test_after_too_many_failures_an_address_waits_for_a_minute_with_the_right_token_too() -> None:
-    now = [0.0]
-    access = Access("token", clock=lambda: now[0])
-
-    def status(token: str, address: str = "192.0.2.1") -> int:
-        try:
-            access.check_token(token, address)
-        except ProblemError as refused:
-            return refused.status
-        return 200
-
-    assert [status("wrong") for _ in range(MAX_FAILURES)] == [401] * MAX_FAILURES
-    now[0] = FAILURES_WITHIN_S - 1
-    assert status("wrong") == status("token") == 429
-    assert status("token", "192.0.2.2") == 200
-    now[0] = FAILURES_WITHIN_S
-    assert status("token") == 200
 
 
 def test_failures_are_counted_by_ipv4_address_and_by_ipv6_network() -> None:
