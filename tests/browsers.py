@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dashboards import Dashboard, serving
@@ -36,7 +34,6 @@ FLAGS = (
 PATIENCE = 45_000
 """Milliseconds that a page may take: longer than any busy machine needs."""
 PAGES = ("/", "/waiting", "/scheduled", "/failed", "/published", "/site")
-PICTURES = Path(__file__).parents[1] / "docs" / "images"
 HOOK = """#!/bin/sh
 while [ -e gate ]; do sleep 0.05; done
 while read -r old new ref; do
@@ -183,11 +180,3 @@ def follows(page: Page) -> None:
     """Wait until the page follows the live stream."""
     expect(page.locator("#live-state")).to_be_visible()
     expect(page.locator("#live-word")).to_have_text("connected")
-
-
-def picture(page: Page, name: str, folder: Path) -> Path:
-    """Save a screenshot in the folder; with BRITER_SCREENSHOTS=1, among the images of the docs."""
-    file = (PICTURES if os.environ.get("BRITER_SCREENSHOTS") else folder) / name
-    # Playwright stops animations by a style that the page's policy refuses.
-    page.screenshot(path=file, animations="allow", caret="initial")
-    return file

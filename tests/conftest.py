@@ -28,11 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Seal the environment in every process of the run."""
     home = tempfile.mkdtemp(prefix="briter-home-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
-    kept = ("BRITER_SOAK_", "BRITER_SCREENSHOTS")  # how much a proof repeats; whether pictures are kept
     for name in [n for n in os.environ if n.startswith(("GIT_", "BRITER_", "XDG_", "SSH_"))]:
-        if name.startswith(kept):
-            continue
-        del os.environ[name]
+        if not name.startswith("BRITER_SOAK_"):  # how much a proof repeats
+            del os.environ[name]
     importlib.import_module("briter_worker.git.run")  # this deletes git's variables, and later would these
     for name in [n for n in os.environ if n.startswith("GIT_")]:
         del os.environ[name]

@@ -32,7 +32,6 @@ PREFIX = "[briter-worker] "
 PERSON = ("-c", "user.name=A Person", "-c", "user.email=person@example.org")
 """Who commits in tests when it is not the worker; never written to the clone's configuration."""
 _numbers = count(1)
-_TESTS_OWN = ("BRITER_SOAK", "BRITER_SCREENSHOTS")
 UNMEASURED = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
 """For a process that cannot write what was measured, and would say so, or whose own doing is counted."""
 
@@ -188,7 +187,7 @@ class Site:
     def environment(self, **env: str) -> dict[str, str]:
         """What the worker is started with: this site, live, and `env` on top."""
         # What steers the tests themselves is nothing of the worker's: its doctor would wonder.
-        ours = {name: value for name, value in os.environ.items() if not name.startswith(_TESTS_OWN)}
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("BRITER_SOAK")}
         return {
             **ours,
             "BRITER_APP_ROOT": str(self.worktree),

@@ -85,18 +85,6 @@ def test_every_command_can_speak_to_a_person(site: Site) -> None:
     assert worker(site, "list", "--json") == "[]\n", "JSON is plain at a terminal, too"
 
 
-def test_a_run_shows_its_progress_on_a_line_that_its_outcome_replaces(site: Site) -> None:
-    for number in range(3):
-        save(site, f"post{number}")
-    said = at_terminal(["-m", "briter_worker", "run", "--once"], site.environment())
-    assert "reading files, 3 of 3 …\r\x1b[K" in said
-    assert [line.split()[1] for line in _REPLACED.sub("", said).splitlines()] == [
-        *("worker-started", "start", "start", "start"),
-        *("published", "published", "published", "worker-stopped"),
-    ]
-    assert "…" not in worker(site, "run", "--once", "--json")
-
-
 def test_the_history_has_whole_words_and_marks_dry_runs_at_eighty_columns(site: Site) -> None:
     save(site, "hello")
     site.save("secret", [".env"])

@@ -137,18 +137,6 @@ def ok_with_warnings(result: Result) -> Any:  # noqa: ANN401 - any JSON
     return json.loads(result.stdout)
 
 
-def test_a_pause_moves_too_and_a_site_that_was_moved_out_stays_paused(cluster: Site, other: Site) -> None:
-    cluster.save_post("a", "a")
-    folder = {**cluster.env, "BRITER_DATABASE_URL": "", "BRITER_SITE": ""}
-    ok(cluster.command("pause", "--reason", "a freeze", "--json", **folder))
-    ok(cluster.command("import", "--json"))
-    assert ok(cluster.command("status", "--json"))["paused"]["reason"] == "a freeze"
-    ok(cluster.command("resume", "--json"))
-    ok(other.command("export", "--json"))
-    assert "moved to" in ok(other.command("status", "--json"))["paused"]["reason"]
-    assert ok(other.command("status", "--json", **folder))["paused"] is None
-
-
 def test_a_job_whose_files_cannot_be_sent_stays_and_is_named(cluster: Site) -> None:
     cluster.write_post("content/posts/a.md", "a")
     cluster.write_post("content/posts/film.md", "x" * 2000)
@@ -175,15 +163,6 @@ def test_a_move_that_ended_in_the_middle_goes_on(cluster: Site, database: Databa
     assert cluster.jobs() == []
     with database.transaction() as connection:
         assert connection.execute("SELECT count(*) FROM superseded").fetchone() == (0,)
-
-
-def test_jobs_of_a_worker_that_died_before_its_push_are_moved(cluster: Site) -> None:
-    cluster.write_post("content/posts/a.md", "a")
-    file = cluster.save("a", ["content/posts/a.md"])
-    claimed = cluster.queue / ".claimed"
-    claimed.mkdir()
-    file.rename(claimed / file.name)
-    assert ok(cluster.command("import", "--json"))["jobs"] == 1
 
 
 def test_nothing_is_moved_under_a_worker_that_publishes(cluster: Site) -> None:

@@ -263,19 +263,6 @@ def test_a_waiting_save_and_what_makes_no_sense_refuse_an_undo_in_a_cluster(farm
     assert (on_remote(farm), farm.rows()) == (["two\n", "picture", None], 0)
 
 
-def test_an_undo_meets_others_edits_and_newer_saves_as_any_save_does(farm: Farm) -> None:
-    site = farm.site("blog")
-    in_cluster(farm, "undo", "a")
-    enqueue("a", files={A: b"three\n"}, site="blog", settings=farm.settings())
-    assert farm.once().returncode == 0
-    assert on_remote(farm) == ["three\n", None, "old\n"]
-    site.push_elsewhere({A: "a colleague's\n"})
-    in_cluster(farm, "undo", "a")
-    assert farm.once().returncode == 1
-    assert [job["failure"] for job in in_cluster(farm, "list")] == ["conflict"]
-    assert site.remote_file(A) == "a colleague's\n"
-
-
 def test_the_differences_are_shown_in_a_cluster_and_the_dashboard_undoes(farm: Farm) -> None:
     shown = in_cluster(farm, "show", "a", "--diff")
     assert ("-one" in shown["diff"], "+two" in shown["diff"]) == (True, True)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
 import mounts
 import psutil
 import pytest
-from clones import LINES, Cluster, blobs_here, made, named, small
-from remotes import Exchange, HttpRemote, asks_for, git_daemon, http_remote, sshd
+from clones import LINES, Cluster, made, small
+from remotes import Exchange, HttpRemote, asks_for, http_remote, sshd
 
 from briter_worker.errors import FailureCode, PublishError
 from briter_worker.git import clone
@@ -62,18 +61,6 @@ def test_a_clone_that_is_lost_or_damaged_costs_no_attempt(cluster: Cluster, dama
     cluster.git("fsck", "--strict", "--no-dangling")
 
 
-def test_damage_that_git_finds_during_a_drain_is_replaced_by_the_next(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
-    with cluster.opened() as repository:
-        shutil.rmtree(cluster.clone() / "objects")
-        with pytest.raises(PublishError) as failed:
-            repository.git.run("ls-tree", "-r", cluster.tip())
-        (cluster.clone() / "objects").mkdir()
-    assert failed.value.code is FailureCode.NOT_A_REPOSITORY
-    assert not (cluster.clone() / "briter" / "clone").exists()
-    assert cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))["c"].commit == cluster.tip()
-
-
 def test_a_clone_of_another_address_or_branch_is_not_used(cluster: Cluster, tmp_path: Path) -> None:
     cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
     (tmp_path / "elsewhere").mkdir()
@@ -86,38 +73,6 @@ def test_a_clone_of_another_address_or_branch_is_not_used(cluster: Cluster, tmp_
     cluster.publish(cluster.save("d", {"content/d.md": "D\n"}))
     assert cluster.log("drafts") == ["Publish d", "Start the site"]
     assert cluster.log() == ["Publish a", "Start the site"]
-
-
-def test_a_clone_that_has_grown_is_made_anew(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clone, "_MAX_PACKS", 4)
-    packs: list[int] = []
-    for number in range(12):
-        cluster.publish(cluster.save("a", {"content/a.md": f"{number}\n"}))
-        packs.append(len(list((cluster.clone() / "objects" / "pack").glob("*.pack"))))
-    assert max(packs) <= 6
-    assert packs.count(min(packs)) > 1
-    assert len(cluster.log()) == 13
-
-
-def test_a_clone_that_another_process_holds_is_locked_and_stays(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
-    with cluster.opened(), pytest.raises(PublishError) as failed, cluster.opened():
-        pass
-    assert failed.value.code is FailureCode.LOCKED
-    assert cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))["c"].commit == cluster.tip()
-
-
-def test_an_orphaned_git_keeps_the_clone_locked_until_it_ends(cluster: Cluster) -> None:
-    with cluster.opened() as repository:
-        conversation = repository.git.open("cat-file", "--batch")
-        command = conversation.__enter__()
-        os.close(repository.git.fds[0])
-        with pytest.raises(PublishError, match="another command of briter-worker"), cluster.opened():
-            pass
-        command.process.communicate()
-        with cluster.opened():
-            pass
-        os.open(os.devnull, os.O_RDONLY)  # the number that `open_clone` closes
 
 
 @pytest.mark.parametrize("made_before", [False, True], ids=["before it is made", "while posts are written"])
@@ -133,18 +88,6 @@ def test_a_full_disk_under_the_clone_is_the_nodes_condition(cluster: Cluster, *,
 
 
 # Its cost
-
-
-@pytest.mark.parametrize("filters", [True, False], ids=["filters", "no-filters"])
-def test_publishing_fetches_no_contents(cluster: Cluster, *, filters: bool) -> None:
-    cluster.git("config", "uploadpack.allowFilter", str(filters).lower())
-    with git_daemon(cluster.root, "--enable=receive-pack") as address:
-        cluster.url = f"{address}/remote.git"
-        for number in range(3):
-            cluster.publish(cluster.save("b", {"content/posts/b.md": f"{number}\n" + LINES}))
-    assert len(cluster.log()) == 4
-    assert (named(b"Hello\n") in blobs_here(cluster)) is not filters
-    assert (named(LINES.encode()) in blobs_here(cluster)) is not filters
 
 
 def test_a_drain_with_a_clone_only_pushes(cluster: Cluster, http: HttpRemote) -> None:

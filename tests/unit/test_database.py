@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import select
 import traceback
@@ -12,8 +11,6 @@ import psycopg
 import pytest
 from postgres import PASSWORD, add_site
 
-from briter_worker.errors import UnavailableError
-from briter_worker.queues.postgres import database as room
 from briter_worker.queues.postgres.database import Database, DatabaseError
 from briter_worker.queues.postgres.rows import take_site
 from briter_worker.redaction import one_line
@@ -61,26 +58,6 @@ def test_a_node_goes_on_when_an_upgrade_adds_a_column(database: Database) -> Non
     assert take_site(database, "site", "node")["changed_by"] == ""
 
 
-def test_a_value_shared_by_all_nodes_is_set_once(database: Database) -> None:
-    assert database.value_or_set("token", "first") == "first"
-    assert database.value_or_set("token", "second") == "first"
-
-
-def test_a_server_that_stops_and_starts_is_used_again(postgres_server: Server, database_url: str) -> None:
-    with Database(database_url, connections=2, patience=1) as database:
-        add_site(database, "before")
-        postgres_server.stop()
-        try:
-            with pytest.raises(UnavailableError) as unavailable:
-                add_site(database, "meanwhile")
-        finally:
-            postgres_server.start()
-        assert isinstance(unavailable.value, DatabaseError)
-        assert unavailable.value.fix.startswith("start Postgres")
-        assert PASSWORD not in "".join(traceback.format_exception(unavailable.value))
-        add_site(database, "after")
-
-
 @pytest.mark.parametrize(
     "url",
     [
@@ -106,40 +83,6 @@ def test_a_missing_database_is_reported_without_the_password(postgres_server: Se
 def test_the_password_is_redacted_everywhere() -> None:
     Database("postgresql://u:an-unlikely-secret-0815@127.0.0.1/x")
     assert "0815" not in one_line("the server said: an-unlikely-secret-0815 is wrong")
-
-
-def test_a_connection_that_ends_in_use_is_replaced(
-    database: Database,
-) -> None:
-    def go_on() -> None:
-        with database.connection() as connection:
-            with contextlib.suppress(psycopg.OperationalError):
-                connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-            connection.execute("SELECT 1")
-
-    with pytest.raises(DatabaseError):
-        go_on()
-    add_site(database, "one")
-
-
-def test_a_connection_that_ended_while_idle_is_replaced(database: Database, database_url: str) -> None:
-    with database.connection() as connection:
-        number = connection.info.backend_pid
-    with psycopg.connect(database_url, autocommit=True) as other:
-        other.execute("SELECT pg_terminate_backend(%s, 5000)", (number,))
-    with database.connection() as connection:
-        assert connection.info.backend_pid != number
-    add_site(database)
-
-
-def test_a_server_that_is_too_old_is_refused_before_the_upgrade(
-    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "_OLDEST_SERVER", 10**9)
-    with Database(empty_database_url) as database:
-        with pytest.raises(DatabaseError, match="version 14 or newer is needed"):
-            database.upgrade()
-        assert database.version() == 0
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from typing import TYPE_CHECKING
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from mounts import read_only
@@ -14,7 +17,7 @@ from briter_worker.errors import DeclinedError, Failure, FailureCode
 from briter_worker.job import State, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from briter_worker.events import Quarantined
     from briter_worker.ports import Claim
@@ -29,26 +32,6 @@ def claimed(disk: Disk, now: float = NOW) -> Sequence[Claim]:
     claims = disk.queue.claim(now).claims
     assert claims
     return claims
-
-
-def large(slug: str, first: int, size: int) -> bytes:
-    """A job of many short paths, nearly as large as a job may be."""
-    paths = [f"p{number}" for number in range(first, first + size // 11)]
-    data = json.dumps({"id": f"{slug}{first}", "slug": slug, "paths": paths}, separators=(",", ":")).encode()
-    assert len(data) < 1 << 20
-    return data
-
-
-def test_a_job_that_is_nearly_too_large_stays_a_job_however_often_it_is_written_anew(disk: Disk) -> None:
-    disk.put("a.json", large("a", 1_000_000, 1_045_000))
-    claims = claimed(disk)
-    disk.queue.retry_later(claims[0], Failure(FailureCode.NETWORK, "\N{SNOWMAN}" * 2_000), at=NOW)
-    claims = claimed(disk, NOW + 1)
-    assert len(claims[0].job.paths) == 1_045_000 // 11
-    disk.queue.dead_letter(claims[0], Failure(FailureCode.NETWORK, "no network"))
-    assert [job.status.value for job in disk.queue.retry_all(NOW + 2)] == ["pending"]
-    (claim,) = claimed(disk, NOW + 3)
-    assert claim.job.id == "a1000000"
 
 
 @pytest.mark.parametrize(
@@ -72,14 +55,6 @@ def test_a_file_of_any_name_is_claimed_and_settled(disk: Disk, name: bytes) -> N
     disk.queue.release(again)
     disk.restart()
     assert {row.job.slug for row in disk.queue.jobs(NOW)} >= {"a", "b"}
-
-
-def test_names_that_are_not_jobs_are_never_touched(disk: Disk) -> None:
-    for name in (".a.json", "a.json.tmp", "a.txt", ".json", "A.JSON"):
-        disk.put(name, b"{")
-    before = sorted(path.name for path in disk.root.iterdir())
-    disk.queue.claim(NOW)
-    assert sorted(path.name for path in disk.root.iterdir()) == before
 
 
 def test_what_a_killed_producer_had_half_written_is_removed_an_hour_later(disk: Disk) -> None:
@@ -141,3 +116,187 @@ def test_a_command_never_touches_what_a_writer_has_put_in_its_place(
     else:
         assert disk.queue.retry("a", NOW) == []
     assert disk.rows("a") == [(State.SCHEDULED, ("new",))]
+
+
+def in_flight(disk: Disk) -> Sequence[Claim]:
+    disk.save("a", ["content/a.md"], mine=1)
+    claims = disk.queue.claim(NOW).claims
+    assert claims
+    return claims
+
+
+def refuse_links(monkeypatch: pytest.MonkeyPatch, code: int, when: Callable[[str], bool]) -> None:
+    link = os.link
+
+    def refusing(source: Any, target: Any, **keys: Any) -> None:  # noqa: ANN401 - as os.link
+        if when(os.path.basename(source)):  # noqa: PTH119 - as os.link gets it
+            raise OSError(code, os.strerror(code), str(source))
+        link(source, target, **keys)
+
+    monkeypatch.setattr(os, "link", refusing)
+
+
+def test_a_job_is_given_back_where_links_of_anothers_file_are_refused(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under fs.protected_hardlinks."""
+    claims = in_flight(disk)
+    (held,) = (path for path in (disk.root / ".claimed").glob("*.json") if "job0" in path.name)
+    held.chmod(0o604)
+    refuse_links(monkeypatch, errno.EPERM, lambda name: not name.endswith(".tmp"))
+    disk.queue.release(claims)
+    monkeypatch.undo()
+    assert disk.rows("a") == [(State.PENDING, ("content/a.md",))]
+    (waiting,) = disk.root.glob("*.json")
+    assert json.loads(waiting.read_bytes())["mine"] == 1
+    assert stat.S_IMODE(waiting.stat().st_mode) == 0o604
+    assert [path.name for path in (disk.root / ".claimed").iterdir()] == [".lock"]
+
+
+# Forged: the queue folder belongs to the CMS's account, and whatever lies in it is input
+
+
+FORGED = "a.0123456789abcdef.json"
+
+
+# The folder of claims
+
+
+def test_a_link_in_place_of_the_claimed_folder_is_refused_and_named(disk: Disk, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in (".x.tmp", "a.json", ".a.json"):
+        (elsewhere / name).write_text("kept")
+    (disk.root / ".claimed").symlink_to(elsewhere)
+    disk.save("a", ["a"])
+    for operation in (disk.queue.claim, disk.queue.recover, disk.queue.retry_all):
+        with pytest.raises(NotADirectoryError) as refused:
+            operation(NOW)
+        assert refused.value.filename == str(disk.root / ".claimed")
+    assert {path.name: path.read_text() for path in elsewhere.iterdir()} == dict.fromkeys(
+        (".x.tmp", "a.json", ".a.json"), "kept"
+    )
+
+
+def test_a_claimed_folder_that_is_replaced_during_a_claim_is_not_written_to(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    disk.save("a", ["a"])
+    rename = os.rename
+
+    def after_replacing(*names: Any, **keys: Any) -> None:  # noqa: ANN401 - as os.rename
+        monkeypatch.undo()
+        (disk.root / ".claimed").rename(disk.root / ".old")
+        (disk.root / ".claimed").symlink_to(elsewhere)
+        rename(*names, **keys)
+
+    monkeypatch.setattr(os, "rename", after_replacing)
+    disk.queue.claim(NOW)
+    assert list(elsewhere.iterdir()) == []
+
+
+def forge(disk: Disk, secret: Path) -> None:
+    folder = disk.root / ".claimed"
+    folder.mkdir()
+    (folder / FORGED).symlink_to(secret)
+    os.mkfifo(folder / "pipe.0123456789abcdef.json")
+    (folder / "folder.0123456789abcdef.json").mkdir()
+    (folder / ".taken.json").symlink_to(secret)
+    disk.put(
+        ".claimed/b.0123456789abcdef.json", b'{"slug": "b", "paths": ["b"]}'
+    )  # the digest is of another save
+
+
+def test_forged_claims_are_neither_followed_nor_believed(disk: Disk, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"slug": "stolen", "paths": ["x"]}')
+    forge(disk, secret)
+    assert disk.queue.recover(NOW) == []
+    found = disk.queue.claim(NOW)
+    assert [claim.job.slug for claim in found.claims] == ["b"]
+    assert {each.slug for each in found.quarantined} == {"a", "pipe", "folder", "taken"}
+    assert secret.read_text() == '{"slug": "stolen", "paths": ["x"]}'
+    for each in found.quarantined:
+        assert not stat.S_ISREG(Path(each.file).lstat().st_mode)
+
+
+def test_what_was_written_to_a_claim_in_place_outlives_a_crash(disk: Disk) -> None:
+    path = disk.put("a.json", b'{"slug": "a", "paths": ["old"]}')
+    with path.open("r+b") as file:
+        claims = disk.queue.claim(NOW).claims
+        file.write(b'{"slug": "a", "paths": ["new"]}')
+        file.truncate()
+    disk.restart()
+    assert disk.queue.recover(NOW) == []
+    disk.queue.acknowledge(claims, {})  # as a plan that landed has it done
+    assert disk.rows("a") == [(State.PENDING, ("new",))]
+
+
+@pytest.mark.parametrize("settle", ["retry_later", "dead_letter", "release"])
+def test_what_was_written_to_a_claim_in_place_is_not_marked_with_the_older_saves_failure(
+    disk: Disk, settle: str
+) -> None:
+    path = disk.put("a.json", b'{"slug": "a", "paths": ["old"]}')
+    with path.open("r+b") as file:
+        (claim,) = disk.queue.claim(NOW).claims
+        file.write(b'{"slug": "a", "paths": ["new"]}')
+        file.truncate()
+    failure = Failure(FailureCode.LOST_RACE, "lost")
+    match settle:
+        case "retry_later":
+            disk.queue.retry_later(claim, failure, at=NOW + 60)
+        case "dead_letter":
+            disk.queue.dead_letter(claim, failure)
+        case _:
+            disk.queue.release([claim])
+    assert disk.rows("a") == [(State.PENDING, ("new",))]
+    assert disk.document("a").get("lastError") is None
+
+
+# Files that cannot be moved
+
+
+def refuse_to_move(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    rename = os.rename
+
+    def refusing(source: Any, target: Any, **keys: Any) -> None:  # noqa: ANN401 - as os.rename
+        if source == name:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source)
+        rename(source, target, **keys)
+
+    monkeypatch.setattr(os, "rename", refusing)
+
+
+def test_an_immutable_job_file_is_reported_and_stops_no_other(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.save("a", ["a"], name="a")
+    disk.save("b", ["b"], name="b")
+    with monkeypatch.context() as immutable:
+        refuse_to_move(immutable, "a.json")
+        assert [claim.job.slug for claim in disk.queue.claim(NOW).claims] == ["b"]
+        assert "cannot be claimed" in disk.queue.stuck_files()["a.json"]
+        assert disk.queue.claim(NOW + 1).claims == ()
+        due = disk.queue.next_due(NOW + 1)
+        assert due is not None
+        assert due > NOW + 30  # not in a busy loop
+    assert [claim.job.slug for claim in disk.queue.claim(NOW + 90).claims] == ["a"]
+
+
+# Scheduled jobs whose files are damaged
+
+
+# The pause
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b'{"since": 1}', b'{"since": "x", "until": null}', b"\xff", b"[" * 99_999],
+)
+def test_damage_does_not_end_a_pause(disk: Disk, content: bytes) -> None:
+    (disk.root / ".paused").write_bytes(content)
+    pause = disk.queue.active_pause(NOW)
+    assert pause is not None
+    assert "cannot be read" in pause.reason

@@ -39,20 +39,6 @@ def put(root: Path, path: str, content: bytes = b"x") -> Path:
     return file
 
 
-def test_a_file_comes_with_its_git_blob_id_its_mode_and_its_bytes(tmp_path: Path) -> None:
-    content = bytes(range(256)) * 9000  # more than one part
-    file = put(tmp_path, "media/a.png", content)
-    script = put(tmp_path, "content/run.sh")
-    script.chmod(0o755)
-    found = gathered(tmp_path, "media/a.png", "content/run.sh", most=1 << 30)
-    a, b = found.payload.files
-    assert (a.path, a.mode, a.blob, a.saved_at) == ("media/a.png", "100644", blob_of(file), SAVED)
-    assert b.mode == "100755"
-    assert a.blob is not None
-    assert found.content(a.blob) == content
-    assert found.paths == ("media/a.png", "content/run.sh")
-
-
 def test_a_clone_tells_which_version_the_author_started_from(site: Site) -> None:
     old = blob_of(site.worktree / "content/posts/welcome.md")
     site.write_post("content/posts/welcome.md", "# Changed\n")
@@ -72,18 +58,6 @@ def test_a_deleted_file_is_gone_and_a_path_that_never_was_is_told(site: Site) ->
     assert (gone.path, gone.blob, gone.base) == ("content/posts/welcome.md", None, old)
     assert (never.path, never.blob) == ("content/tpyo.md", None)
     assert found.missing == ("content/tpyo.md",)
-
-
-def test_a_link_is_left_out_with_its_reason_and_never_followed(tmp_path: Path) -> None:
-    put(tmp_path, "secret/key", b"canary")
-    put(tmp_path, "content/a.md")
-    (tmp_path / "content/link").symlink_to(tmp_path / "secret/key")
-    (tmp_path / "content/folder").symlink_to(tmp_path / "secret")
-    found = gathered(tmp_path, "content/a.md", "content/link", "content/folder/key")
-    assert [file.path for file in found.payload.files] == ["content/a.md"]
-    assert found.paths == ("content/a.md",)
-    assert set(found.left_out) == {"content/link", "content/folder/key"}
-    assert all("symbolic link" in reason for reason in found.left_out.values())
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "repository"])

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
-import resource
 import shutil
 import signal
 import stat
 import subprocess
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sites import eventually
 
 from briter_worker.errors import PublishError
 from briter_worker.lock import AnotherWorkerError, Holder, SiteLock, is_held, read_holder
@@ -156,29 +152,6 @@ def test_release_by_any_thread_leaves_the_same_file_empty_and_free(path: Path, l
     assert_taken(path, lock, NOW + 1)
 
 
-@contextmanager
-def no_file_may_grow() -> Iterator[None]:
-    """Every write fails, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_heartbeat_that_cannot_be_written_harms_nothing(path: Path, lock: SiteLock) -> None:
-    lock.acquire(NOW)
-    with no_file_may_grow():
-        lock.beat(NOW + 1)
-    holder = read_holder(path)
-    assert holder is not None
-    assert holder.heartbeat == NOW
-    assert lock.still_ours()
-    lock.beat(NOW + 2)
-    assert lock.still_ours()
-
-
 # Forked children
 
 
@@ -234,22 +207,6 @@ def test_a_zombie_is_free_at_once(path: Path, lock: SiteLock, *, bare: bool) -> 
             record(path, zombie.pid, started=ticks(zombie.pid))
         assert not is_held(path)
         assert_taken(path, lock)
-
-
-def test_a_process_whose_name_looks_like_the_end_of_one_is_known_by_its_start(
-    path: Path, lock: SiteLock, tmp_path: Path
-) -> None:
-    program = tmp_path / "a) S 1"
-    shutil.copy("/bin/sleep", program)
-    with subprocess.Popen([program, "600"]) as process:
-        try:
-            eventually(lambda: b"a) S 1" in Path(f"/proc/{process.pid}/stat").read_bytes())
-            record(path, process.pid, started=ticks(process.pid))
-            assert_respected(path, lock)
-            record(path, process.pid, started=ticks(process.pid) - 1)
-            assert_taken(path, lock)
-        finally:
-            process.kill()
 
 
 # With the kernel's lock free: respected for a while, or free at once
@@ -342,24 +299,6 @@ def test_the_lock_is_not_ours_when_another_program_wrote_over_it_and_a_heartbeat
     assert path.read_bytes() == content
 
 
-def test_the_lock_is_not_ours_when_the_kernels_lock_was_lost_to_someone(path: Path, lock: SiteLock) -> None:
-    lock.acquire(NOW)
-    fcntl.flock(lock.descriptor(), fcntl.LOCK_UN)
-    with kernel_locked(path):
-        assert not lock.still_ours()
-
-
-def test_the_lock_is_not_ours_when_its_descriptor_has_become_another_files(
-    lock: SiteLock, tmp_path: Path
-) -> None:
-    lock.acquire(NOW)
-    folder = os.open(tmp_path, os.O_RDONLY)
-    os.dup2(folder, lock.descriptor(), inheritable=False)
-    os.close(folder)
-    lock.beat(NOW + 1)
-    assert not lock.still_ours()
-
-
 # What is no lock file
 
 
@@ -391,59 +330,4 @@ def test_what_is_no_file_is_refused_and_blocks_nobody(
         lock.acquire(NOW)
 
 
-def test_a_full_disk_is_a_clear_error_and_leaves_the_lock_free(
-    path: Path, lock: SiteLock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: whole(fd, data[:7], offset))
-    with pytest.raises(PublishError, match="No space left on device") as full:
-        lock.acquire(NOW)
-    assert isinstance(full.value.__cause__, OSError)
-    assert full.value.__cause__.errno == errno.ENOSPC
-    monkeypatch.undo()
-    assert path.read_bytes() == b"", "half a PID may be another process's"
-    assert_taken(path, SiteLock(path, stale_after=TTL))
-
-
 # Readers
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        b"[" * 4000,
-        b"[1]",
-        b'{"host": 5, "boot": [], "started": "x", "namespace": {}, "token": null, "heartbeat": NaN}',
-        b'{"heartbeat": 1e999, "host": "\\u001b[31m", "started": 1.5}',
-        b'{"heartbeat": -1, "host": ""}',
-        b'{"heartbeat": 100000000001, "host": "' + b"h" * 256 + b'"}',
-        b'{"heartbeat": ' + b"9" * 400 + b"}",
-        b"\xff\xfe",
-    ],
-)
-def test_a_hostile_second_line_is_as_good_as_none(path: Path, second: bytes) -> None:
-    write(path, b"4242\n" + second + b"\n")
-    assert read_holder(path) == Holder(4242, None, None, None, None, None, None)
-
-
-def test_asking_who_holds_the_lock_never_turns_a_starting_worker_away(path: Path, lock: SiteLock) -> None:
-    write(path, b"")
-    stop = threading.Event()
-
-    def ask() -> None:
-        while not stop.is_set():
-            is_held(path)
-            read_holder(path)
-
-    asking = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in asking:
-        thread.start()
-    try:
-        until = time.monotonic() + 1
-        while time.monotonic() < until:
-            lock.acquire(NOW)  # raises, if it was turned away
-            lock.release()
-    finally:
-        stop.set()
-        for thread in asking:
-            thread.join()

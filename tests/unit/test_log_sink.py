@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
-import threading
 from inspect import get_annotations
 from typing import Any
 
@@ -104,36 +102,6 @@ def test_no_text_of_any_event_can_forge_a_line_or_show_a_secret(event: events.Ev
     assert parsed(text.encode().decode())["event"] == event.name
 
 
-def write_many(log: LogSink, slug: str, times: int) -> None:
-    for _ in range(times):
-        log(published(slug=slug))
-
-
-def read_from(descriptor: int) -> str:
-    with open(descriptor, encoding="utf-8") as file:
-        return file.read()
-
-
-def test_a_slow_reader_of_a_pipe_that_does_not_block_loses_nothing() -> None:
-    pipe = Pipe()
-    os.set_blocking(pipe.writer, False)
-    complaints: list[str] = []
-    log = LogSink(pipe.stream, complaints.append)
-    got: list[str] = []
-    # More than a pipe holds; the reader starts only when the writer must be waiting already.
-    writing = threading.Thread(target=write_many, args=(log, "x" * 1900, 100))
-    writing.start()
-    writing.join(0.2)
-    assert writing.is_alive()
-    reading = threading.Thread(target=lambda: got.append(read_from(pipe.reader)))
-    reading.start()
-    writing.join()
-    pipe.stream.close()
-    reading.join()
-    assert [parsed(text)["event"] for text in got[0].splitlines()] == ["published"] * 100
-    assert complaints == []
-
-
 def test_a_closed_pipe_is_reported_once_and_stops_nothing() -> None:
     pipe = Pipe()
     os.close(pipe.reader)
@@ -144,31 +112,3 @@ def test_a_closed_pipe_is_reported_once_and_stops_nothing() -> None:
     pipe.stream.close()
     assert len(complaints) == 1
     assert "publishing goes on" in complaints[0]
-
-
-class FullDisk(io.BytesIO):
-    """Takes ten bytes of the second line, then nothing until there is space again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def write(self, data: Any, /) -> int:  # noqa: ANN401 - whatever BytesIO takes
-        self.calls += 1
-        if self.calls == 2:
-            return super().write(bytes(data)[:10])
-        if self.calls == 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().write(data)
-
-
-def test_after_a_full_disk_the_next_line_is_whole_again() -> None:
-    disk = FullDisk()
-    complaints: list[str] = []
-    log = LogSink(disk, complaints.append)
-    for slug in ("one", "two", "three"):
-        log(published(slug=slug))
-    lines = disk.getvalue().decode().splitlines()
-    assert [parsed(text)["slug"] for text in (lines[0], lines[2])] == ["one", "three"]
-    assert len(lines) == 3
-    assert len(complaints) == 1

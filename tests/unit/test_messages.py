@@ -7,7 +7,11 @@ import time
 
 import pytest
 
-from briter_worker.errors import FailureCode
+from briter_worker.errors import (
+    FailureClass,
+    FailureCode,
+    is_environment,
+)
 from briter_worker.git import messages
 
 F = FailureCode
@@ -307,3 +311,26 @@ def test_no_half_of_a_secret_is_shown_where_words_are_cut(pad: int) -> None:
     for text in ("remote: " + "x " * (pad // 2) + "y" * (pad % 2) + secret * 2000, secret * 2000 + "z" * pad):
         assert "s3cr" not in messages.from_git("it failed", text).message
         assert "s3cr" not in messages.from_rejection("[remote rejected] (hook declined)", text).message
+
+
+# The classes of the codes
+
+
+CODES = {
+    FailureClass.REFUSED: (
+        "nopaths malformed unreadable unknown-type too-large rejected conflict outdated plugin"
+    ),
+    FailureClass.TRANSIENT: "lost-race unsettled killed-worker internal",
+}
+
+
+@pytest.mark.parametrize("code", FailureCode)
+def test_a_code_is_an_environment_failure_unless_it_is_listed_otherwise(code: FailureCode) -> None:
+    named = [each for each, codes in CODES.items() if code.value in codes.split()]
+    assert [code.failure_class] == (named or [FailureClass.ENVIRONMENT])
+    assert is_environment(code.value) == (not named)
+
+
+def test_an_unknown_code_is_no_environment_failure() -> None:
+    assert not is_environment(None)
+    assert not is_environment("of a later version")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 from mirror_worker import MirrorWorker
 
-from briter_worker.errors import PublishError
 from briter_worker.git import work_tree as work_tree_module
 
 if TYPE_CHECKING:
@@ -153,50 +152,7 @@ def test_written_files_keep_group_mode_and_setgid_whatever_the_umask(
     assert access == {"sub": (0o2775, group), "sub/new.md": (0o664, group), "welcome.md": (0o660, group)}
 
 
-def test_files_are_written_and_compared_as_git_converts_them(site: Site, worker: MirrorWorker) -> None:
-    site.git("config", "filter.rot.clean", "tr a-z b-za")
-    site.git("config", "filter.rot.smudge", "tr b-za a-z")
-    site.write_post(".gitattributes", "*.txt text eol=crlf\n*.rot filter=rot\n")
-    site.commit_all("Attributes")
-    other = site.colleague()
-    for round_ in ("one\n", "two\n"):
-        (other / "content/a.txt").write_bytes(round_.encode())
-        (other / "content/a.rot").write_bytes(round_.encode())
-        assert follow(worker, push_all(site, worker))
-        assert (site.worktree / "content/a.txt").read_bytes() == round_.replace("\n", "\r\n").encode()
-        assert site.git("hash-object", "content/a.rot") == site.git("rev-parse", "HEAD:content/a.rot")
-        assert_followed(site, worker)
-
-
 # Later
-
-
-def hold_index(site: Site) -> Callable[[], object]:
-    lock = site.worktree / ".git/index.lock"
-    lock.touch()
-    return lock.unlink
-
-
-def switch(site: Site) -> Callable[[], object]:
-    site.git("switch", "-qc", "draft")
-    return lambda: site.git("switch", "-q", "main")
-
-
-def test_an_older_version_that_git_put_back_is_kept_from_commits(site: Site, worker: MirrorWorker) -> None:
-    """A person has committed the published post on another branch, and came back."""
-    site.write_post(WELCOME, "published\n")
-    undo = hold_index(site)
-    tip, blobs = worker.push({WELCOME: "published\n"})
-    assert not worker.sync(tip, blobs)
-    undo()
-    site.git("switch", "-qc", "draft")
-    site.git("commit", "-qam", "Draft")
-    site.git("switch", "-q", "main")
-    with worker.repository.working():
-        worker.checkout.catch_up()
-    assert site.git("rev-parse", "main") == worker.tip()
-    assert_commit_takes_nothing_back(site, WELCOME)
-    assert worker.bases() == blobs
 
 
 # The moment of the exchange
@@ -260,27 +216,3 @@ def test_without_an_exchange_a_file_is_replaced_after_a_look(
 
 
 # Locks
-
-
-def test_a_branch_that_is_switched_in_the_last_moment_keeps_its_index_and_its_files(
-    site: Site, worker: MirrorWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check, calls = worker.repository.check, []
-
-    def switch_before() -> None:
-        calls.append(1)
-        if len(calls) == 2:  # the branch's move is prepared
-            with pytest.raises(AssertionError, match=r"HEAD\.lock"):
-                site.git("switch", "-qc", "draft")
-            monkeypatch.undo()
-            raise PublishError.from_os("here", OSError(5, "broken"))
-        check()
-
-    tip = push_theirs(site, worker, welcome="theirs\n")
-    before = site.git("rev-parse", "main")
-    monkeypatch.setattr(worker.repository, "check", switch_before)
-    assert not follow(worker, tip)
-    assert site.git("rev-parse", "HEAD") == before
-    assert site.git("status", "--porcelain") == ""
-    assert follow(worker, tip)
-    assert_followed(site, worker)

@@ -7,7 +7,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 from postgres import add_site
 from postgres_queues import LONGEST_DELAY, NOW, control_queue, store, take_queue
@@ -20,7 +19,6 @@ from briter_worker.queues.postgres.payloads import PayloadSource, PostgresBases
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 from briter_worker.queues.postgres.rows import (
     SiteMissingError,
-    lock_site,
     locked,
     take_site,
 )
@@ -101,16 +99,6 @@ def test_plans_are_kept_in_order_until_they_are_dropped(database: Database) -> N
     assert successor.plans() == [second]
 
 
-def test_a_recovered_job_that_is_gone_cannot_be_reclaimed(database: Database) -> None:
-    add_site(database)
-    save(database, "a")
-    queue = take_queue(database)
-    (claim,) = queue.claim(NOW).claims
-    queue.release([claim])
-    with pytest.raises(LockLostError, match="is gone"):
-        queue.reclaim(claim, NOW)
-
-
 def test_a_removed_site_is_lost_to_its_worker(database: Database) -> None:
     add_site(database)
     queue = take_queue(database)
@@ -169,18 +157,6 @@ def test_a_worker_suspended_in_a_transaction_does_not_keep_the_site(database_url
         with pytest.raises(DatabaseError):
             sleep()
         assert [row.job.slug for row in control_queue(database).jobs(NOW)] == ["a"]
-
-
-def test_a_transaction_of_another_site_blocks_nobody(database: Database) -> None:
-    add_site(database)
-    add_site(database, "other")
-    with database.transaction() as connection:
-        lock_site(connection, "other")
-        with database.transaction() as second:
-            second.execute("SET LOCAL lock_timeout = '1s'")
-            lock_site(second, "site")
-            with pytest.raises(psycopg.errors.LockNotAvailable):
-                lock_site(second, "other")
 
 
 # Many producers at once

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,9 +12,7 @@ import uvicorn
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
-from briter_worker.cluster.tokens import ApiToken
-from briter_worker.web import security, server, snapshot
-from briter_worker.web.responses import ProblemError
+from briter_worker.web import labels, security, server
 from briter_worker.web.security import (
     COOKIE,
     LINK_S,
@@ -22,9 +21,10 @@ from briter_worker.web.security import (
     Guard,
     client_address,
 )
-from briter_worker.web.snapshot import CachedValue
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from starlette.types import Message, Receive, Scope, Send
 
 
@@ -143,70 +143,40 @@ def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert sent[0]["status"] == 408
 
 
-def test_the_uploads_of_one_token_wait_for_their_turn() -> None:
-    reading: list[str] = []
-    five = asyncio.Event()
-
-    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
-        raise AssertionError
-
-    async def upload(guard: Guard, token: str) -> None:
-        async def receive() -> Message:
-            reading.append(token)
-            if len(reading) == 5:
-                five.set()
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        headers = [(b"authorization", f"Bearer {token}".encode())]
-        scope = {"type": "http", "method": "POST", "path": "/api/sites/blog/jobs", "headers": headers}
-        await guard(scope, receive, send)
-
-    async def send(_message: Message) -> None:
-        raise AssertionError
-
-    async def upload_all() -> None:
-        access = Access("token")
-        access.find_api_token = lambda name: ApiToken(name, ("blog",), ("enqueue",), 0.0, "")
-        guard = Guard(app, access, refuse=lambda _, refused: refused.response(), complain=print)
-        tokens = ("a", "b", *("a" for _ in range(4)))
-        tasks = [asyncio.create_task(upload(guard, token)) for token in tokens]
-        await five.wait()
-        await asyncio.wait(tasks, timeout=0.2)
-        assert (reading.count("a"), reading.count("b")) == (4, 1)
-        for task in tasks:
-            task.cancel()
-
-    asyncio.run(asyncio.wait_for(upload_all(), 20))
+# The words and times of the pages
 
 
-class Source:
-    """A value that takes its time, and counts how often it was read."""
-
-    def __init__(self) -> None:
-        self.read_again = threading.Event()
-        self.number = 0
-
-    def read(self) -> int:
-        assert self.read_again.wait(20)
-        self.number += 1
-        if self.number == 3:
-            raise OSError("gone")
-        return self.number
+@pytest.mark.parametrize("commit", [None, "", "x", "abc", "a" * 40 + "/../..", "<script>", "A" * 40])
+def test_only_a_commit_becomes_a_link(commit: str | None) -> None:
+    assert labels.commit_href("https://example.org/{commit}", commit) is None
+    assert labels.commit_href("https://example.org/{commit}", "a" * 40) == f"https://example.org/{'a' * 40}"
+    assert labels.commit_href("", "a" * 40) is None
 
 
-def test_a_cached_value_is_old_rather_than_late_and_new_after_a_change(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(snapshot, "_SHARE", 0.0)
-    source = Source()
-    cached = CachedValue(source.read, "the queue", lifetime=0.0, patience=0.3)
-    source.read_again.set()
-    assert cached.get() == 1
-    source.read_again.clear()
-    assert cached.get() == 1, "the new value takes too long"
-    source.read_again.set()
-    assert cached.get() == 2
-    with pytest.raises(ProblemError, match="the queue cannot be read: gone"):
-        cached.get()
-    cached.renew()
+@pytest.fixture
+def zone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The server's time zone, for one test."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield request.param
+    time.tzset()
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin"], indirect=True)
+def test_a_time_on_the_other_side_of_a_change_of_the_clocks_names_its_zone(zone: str) -> None:
+    winter, july = (
+        datetime.fromisoformat(f"{day}T09:00:00+00:00").timestamp() for day in ("2026-11-19", "2027-07-01")
+    )
+    assert labels.clock(winter, winter) == "10:00", zone
+    assert labels.clock(july, winter) == "11:00 CEST"
+    assert labels.moment(july, winter) == "1 Jul 2027, 11:00 CEST"
+    assert labels.moment(winter, july) == "19 Nov 2026, 10:00 CET"
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Auckland"], indirect=True)
+def test_a_calendar_says_which_day_is_today_and_which_tomorrow(zone: str) -> None:
+    eve = datetime.fromisoformat("2026-11-19T23:30").astimezone().timestamp()
+    assert labels.day_ahead(eve + 60, eve) == "Today, Thursday, 19 November 2026", zone
+    assert labels.day_ahead(eve + 3600, eve) == "Tomorrow, Friday, 20 November 2026"
+    assert labels.day_ahead(eve + 2 * 86400, eve) == "Saturday, 21 November 2026"

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sse_starlette import EventSourceResponse
-    from starlette.types import Message
 
 
 class Past:
@@ -109,27 +108,3 @@ def test_one_client_does_not_hold_every_stream() -> None:
         feed.stream(address="192.0.2.1")
 
     asyncio.run(asyncio.wait_for(follow(), 20))
-
-
-def test_a_quiet_stream_is_pinged_and_a_reader_that_leaves_is_forgotten() -> None:
-    async def follow() -> bytes:
-        feed = Past().feed(ping=0.01)
-        sent = b""
-        gone = asyncio.Event()
-
-        async def receive() -> Message:
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Message) -> None:
-            nonlocal sent
-            sent += message.get("body", b"")
-            if sent.count(b"event: ping") >= 2 and b"event: snapshot" in sent:
-                gone.set()
-
-        await feed.stream()({"type": "http", "method": "GET"}, receive, send)
-        assert len(feed) == 0
-        return sent
-
-    sent = asyncio.run(asyncio.wait_for(follow(), 20))
-    assert b"event: ping\ndata: {}\n\n" in sent
