@@ -19,7 +19,6 @@ from briter_worker.git.push import (
     Person,
     UncertainPushError,
     find_late,
-    forget_unlanded,
     note_unlanded,
     push,
     push_large_files,
@@ -179,7 +178,6 @@ class GitPublisher:
                     # Git could not move the ref after the push: it was locked, or the disk failed.
                     repository.update_refs((repository.tracking_ref, pushed, seen))
             if repository.git.worktree is not None:  # a cluster's clone is thrown away instead
-                forget_unlanded(repository, now)
                 repository.tidy(now, keep=[self._batch_ref(plan) for plan in self._plans.plans()])
 
     # Before the push

@@ -10,7 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import filterfalse
-from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import git
 from git.remote import PushInfo
@@ -31,15 +31,12 @@ if TYPE_CHECKING:
     from briter_worker.git.run import Git
 
 _PROGRESS_STEP = 100
-_UNLANDED_S = 86_400.0
 _DROPPED = " .,:;<>\"\\'"
 _IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
-_T = TypeVar("_T")
 _PROGRESS_LINE = re.compile(
     r"(?:remote: )?(?:Enumerating|Counting|Compressing|Writing|Delta|Resolving|Total|Unpacking|Receiving)\b"
 )
 _WRITTEN = re.compile(rb"Writing objects:[^\r\n]*\((\d+)/(\d+)\)")
-_OBJECT_ID = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,32 +351,13 @@ def note_unlanded(repository: Repository, commits: Mapping[str, str]) -> None:
 
 def find_late(repository: Repository, keys: Iterable[str], tip: str) -> Mapping[str, str]:
     """Return the commits of these saves that have landed after all: `tip` contains them."""
-    if not (landed := _unlanded(repository, "objectname", "--merged", tip)):
-        return {}
-    found = {key: landed.get(_unlanded_ref(repository, key)) for key in keys}
-    return {key: sha for key, sha in found.items() if sha}
-
-
-def forget_unlanded(repository: Repository, now: float) -> None:
-    """Forget the pushes of more than a day ago."""
-    noted = _unlanded(repository, "committerdate:unix")
-    if old := [(ref, None, None) for ref, date in noted.items() if now - int(date) > _UNLANDED_S]:
-        repository.update_refs(*old)
-
-
-def _unlanded(repository: Repository, fact: str, *options: str) -> dict[str, str]:
-    prefix, folder = f"{repository.own_refs}/unlanded/", repository.git.common_dir
-    packed = folder / "packed-refs"
-    if not (folder / prefix).is_dir() and not (packed.is_file() and prefix.encode() in packed.read_bytes()):
-        return {}  # without a process: nearly always
-    command = ("for-each-ref", f"--format=%(refname) %({fact})", *options, prefix)
-    out = repository.git.run(*command, what="the pushes without an answer could not be read").decode()
-    return dict(line.split() for line in out.splitlines())
+    noted = ((key, repository.ref(_unlanded_ref(repository, key))) for key in keys)
+    return {key: sha for key, sha in noted if sha and repository.is_ancestor(sha, tip)}
 
 
 def _unlanded_ref(repository: Repository, key: str) -> str:
     digest = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
-    return f"{repository.own_refs}/unlanded/{digest}"
+    return f"{repository.unlanded_refs}/{digest}"
 
 
 class FilePlans:
@@ -390,12 +368,12 @@ class FilePlans:
 
     def record(self, plan: Plan) -> None:
         """Store the plan durably."""
-        _write(self._folder / f"{plan.id}.json", plan._asdict())
+        _write(self._folder / f"{plan.id}.json", plan)
 
     def plans(self) -> Sequence[Plan]:
         """Return the recorded plans, oldest first. Raises OSError, and PublishError for a damaged file."""
         files = sorted((file.stat().st_mtime_ns, file) for file in self._folder.glob("*.json"))
-        return [_read(file, _as_plan) for _, file in files]
+        return [Plan(*_read(file)) for _, file in files]
 
     def drop(self, plan: Plan) -> None:
         """Delete the plan durably. Raises OSError."""
@@ -415,8 +393,12 @@ class FileConflicts:
 
     def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
         """Return the base versions of those paths that have an open conflict."""
-        known = self._known()
-        return {path: known[path] for path in known.keys() & paths}
+        known = _read(self._file) if self._file.exists() else {}
+        return {
+            path: BaseVersion(blob, {slug: Conflict(*each) for slug, each in conflicts.items()})
+            for path, (blob, conflicts) in known.items()
+            if path in paths
+        }
 
     def remember(
         self,
@@ -425,17 +407,9 @@ class FileConflicts:
         tip: str | None = None,  # noqa: ARG002 - as the contents
     ) -> None:
         """Store the versions that have a conflict, and forget those of the other paths."""
-        before = self._known()
-        after = {path: base for path, base in {**before, **versions}.items() if base.conflicts}
-        if after != before:
-            document = {
-                path: [base.blob, {slug: each._asdict() for slug, each in base.conflicts.items()}]
-                for path, base in after.items()
-            }
-            _write(self._file, document)
-
-    def _known(self) -> dict[str, BaseVersion]:
-        return _read(self._file, _as_conflicts) if self._file.exists() else {}
+        known = _read(self._file) if self._file.exists() else {}
+        both = {**known, **{path: (base.blob, dict(base.conflicts)) for path, base in versions.items()}}
+        _write(self._file, {path: each for path, each in both.items() if each[1]})
 
 
 def _branch_folder(state_dir: Path, branch: str) -> Path:
@@ -443,32 +417,12 @@ def _branch_folder(state_dir: Path, branch: str) -> Path:
     return state_dir / hashlib.sha256(branch.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def _as_plan(document: dict[str, Any]) -> Plan:
-    plan = Plan(**document)
-    _check_ids(plan.tip, plan.base, *plan.commits.values(), *plan.blobs.values())
-    return plan
-
-
-def _as_conflicts(document: dict[str, Any]) -> dict[str, BaseVersion]:
-    found = {}
-    for path, (blob, conflicts) in document.items():
-        found[path] = BaseVersion(blob, {slug: Conflict(**each) for slug, each in conflicts.items()})
-        for each in found[path].conflicts.values():
-            _check_ids(blob, each.ours, each.theirs, each.commit)
-    return found
-
-
-def _check_ids(*values: str | None) -> None:
-    if not all(value is None or _OBJECT_ID.fullmatch(value) for value in values):
-        raise ValueError(values)
-
-
-def _read(file: Path, build: Callable[[dict[str, Any]], _T]) -> _T:
+def _read(file: Path) -> Any:  # noqa: ANN401 - JSON
     try:
-        return build(json.loads(file.read_bytes()))
+        return json.loads(file.read_bytes())
     except OSError as error:
         raise PublishError.from_os("the state of earlier pushes cannot be read", error) from error
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise PublishError(
             FailureCode.CORRUPT,
             f"{file} is damaged",
@@ -476,7 +430,7 @@ def _read(file: Path, build: Callable[[dict[str, Any]], _T]) -> _T:
         ) from error
 
 
-def _write(file: Path, document: dict[str, Any]) -> None:
+def _write(file: Path, document: object) -> None:
     """Replace the file durably. Raises PublishError."""
     partial = file.with_name("new.tmp")  # one name: what a dead worker left is replaced
     try:
@@ -484,8 +438,8 @@ def _write(file: Path, document: dict[str, Any]) -> None:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (file.parent.parent, file.parent.parent.parent):
                 sync_folder(folder)
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:  # noqa: PTH123 - with a mode
-            handle.write(json.dumps(document).encode())
+        with partial.open("w") as handle:
+            handle.write(json.dumps(document))
             handle.flush()
             os.fsync(handle.fileno())
         partial.replace(file)
