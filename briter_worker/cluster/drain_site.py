@@ -17,10 +17,10 @@ from briter_worker.cluster.sites import Site, all_sites, open_site_clone, settin
 from briter_worker.drain import Counts, Drain
 from briter_worker.errors import PublishError, UsageError
 from briter_worker.events import SiteUpdated, Warned
-from briter_worker.git.clone import find_own_commits
+from briter_worker.git.clone import fetch_commits
 from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
-from briter_worker.git.push import Person, read_others_paths
+from briter_worker.git.push import Person
 from briter_worker.git.staging import Staging
 from briter_worker.plugins import Plugins
 from briter_worker.ports import ClaimResult, Pause
@@ -35,7 +35,7 @@ from briter_worker.worker import pull_backoff
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from briter_worker.git.push import OwnCommit
+    from briter_worker.git.push import RemoteCommit
     from briter_worker.git.run import Git
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
@@ -255,17 +255,16 @@ class SiteDrains:
         identity = _identity(settings)
         known = site.pushed_tip
 
-        def note_moved(own: Sequence[OwnCommit], since: str, tip: str) -> None:
-            note_unknown(plans, bases, own)
-            if paths := read_others_paths(repository.git, since, tip, own):
-                emit(SiteUpdated.of(tip, paths))
+        def note_moved(commits: Sequence[RemoteCommit], tip: str) -> None:
+            note_unknown(plans, bases, commits)
+            if paths := {path for each in commits if not each.is_own for path in each.blobs}:
+                emit(SiteUpdated.of(tip, sorted(paths)))
 
         # Another tip than the database's: another node has pushed, or a backup was restored.
         if pulls or (known is not None and repository.ref(repository.pushed_ref) != known):
-            own, tip = find_own_commits(repository, known, identity), repository.ref(repository.pushed_ref)
+            commits, tip = fetch_commits(repository, known, identity), repository.ref(repository.pushed_ref)
             if tip is not None and tip != known:
-                if known is not None and repository.is_ancestor(known, tip):
-                    note_moved(own, known, tip)
+                note_moved(commits, tip)
                 bases.remember({}, {}, tip)
         return GitPublisher(
             repository,
@@ -291,9 +290,9 @@ def _identity(settings: Settings) -> Person:
     return Person(settings.git_author_name, settings.git_author_email)
 
 
-def note_unknown(plans: PostgresPlans, bases: PostgresBases, own: Sequence[OwnCommit]) -> None:
+def note_unknown(plans: PostgresPlans, bases: PostgresBases, commits: Sequence[RemoteCommit]) -> None:
     """Note commits of ours on the remote that the database does not know, because a backup was restored."""
-    if own:
+    if own := [each for each in commits if each.is_own]:
         known = {commit for plan in plans.plans() for commit in plan.commits.values()}
         known |= bases.conflict_commits()
         unknown = [commit for commit in own if commit.sha not in known]
@@ -334,8 +333,9 @@ def compare_restored(database: Database, node: Settings) -> Restored:
             plans = PostgresPlans(database, name, token=token)
             bases = PostgresBases(database, name, token=token)
             with open_site_clone(site, settings) as repository:
-                own = find_own_commits(repository, site.pushed_tip or "", _identity(settings))
-                note_unknown(plans, bases, own)
+                note_unknown(
+                    plans, bases, fetch_commits(repository, site.pushed_tip or "", _identity(settings))
+                )
         except (PublishError, UsageError) as error:
             result.unchecked[name] = error.message
     result.compared = len(waiting) - len(result.unchecked)

@@ -96,7 +96,7 @@ def _check_signing(settings: Settings, folder: Path) -> Iterator[Finding]:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="signing-", dir=folder) as place:
             timeout = min(settings.git_timeout_ms, _MAX_TIMEOUT_MS) / 1000
-            git = Git(None, git_dir=Path(place, "test.git"), remote="origin", timeout=timeout, signer=signer)
+            git = Git(None, bare=Path(place, "test.git"), remote="origin", timeout=timeout, signer=signer)
             with closing(git):
                 git.run(
                     "init", "--quiet", "--bare", "--template=", str(Path(place, "test.git")), discover=True

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from briter_worker.errors import FailureCode, PublishError, os_error_text
 from briter_worker.git.environment import RemoteAccess, conceal_secrets
-from briter_worker.git.push import read_own_commits
+from briter_worker.git.push import read_commits
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.redaction import conceal
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from briter_worker.git.environment import Configuration, Signer
-    from briter_worker.git.push import OwnCommit, Person
+    from briter_worker.git.push import Person, RemoteCommit
 
 REMOTE = "origin"
 _FORMAT = "3"
@@ -59,9 +59,7 @@ def open_clone(
     access = open_access(url, credentials)
     conceal_secrets([(f"remote.{REMOTE}.url", url)])
     place = folder / "clone.git"
-    git = Git(
-        None, git_dir=place, remote=REMOTE, timeout=timeout, access=access, durable=False, signer=signer
-    )
+    git = Git(None, bare=place, remote=REMOTE, timeout=timeout, access=access, durable=False, signer=signer)
     repository = Repository(git, branch=branch, remote=REMOTE)
     try:
         with _naming(folder):
@@ -85,13 +83,13 @@ def open_clone(
         git.close()
 
 
-def find_own_commits(repository: Repository, pushed: str | None, identity: Person) -> list[OwnCommit]:
-    """Fetch, and return the commits of ours that came after `pushed`. Raises PublishError."""
+def fetch_commits(repository: Repository, pushed: str | None, identity: Person) -> list[RemoteCommit]:
+    """Fetch, and return the commits that came after `pushed`. Raises PublishError."""
     tip = repository.fetch()
     repository.update_refs((repository.pushed_ref, tip, None))
     if pushed in (None, tip) or not repository.is_ancestor(pushed, tip):
         return []
-    return read_own_commits(repository.git, pushed, tip, identity)
+    return read_commits(repository.git, pushed, tip, identity)
 
 
 @contextmanager

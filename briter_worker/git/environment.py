@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import base64
 import copy
-import hashlib
 import html
-import math
 import os
 import re
 import shlex
 import shutil
-import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +26,8 @@ from briter_worker.redaction import conceal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from briter_worker.git.run import Git
+
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK"),
@@ -35,15 +35,10 @@ INHERITED = (
     *(*_PROXIES, "no_proxy", "NO_PROXY"),
 )
 _SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15"
+_HELPER = re.compile(r"credential\.(?:.*\.)?helper", re.DOTALL)
 _SSH = re.compile(r"(?:\S*/)?ssh(?:\s|\Z)")
-_CLOSE_AND_RUN = (
-    "import os,sys;[os.closerange(int(fd),int(fd)+1) for fd in sys.argv[1].split(',')];"
-    """os.execv('/bin/sh',['sh','-c',sys.argv[2]+' "$@"','sh',*sys.argv[3:]])"""
-)
-"""A POSIX shell cannot close a descriptor of two digits."""
 _MAX_SHELL_FD = 9
 _SYSTEM_PATH = "/usr/bin:/bin"
-_WITH_ARGUMENTS = ' "$@"'
 
 _KEYS = re.compile(
     r"((remote|lfs)\.(.*\.)?(lfs)?(push)?url|(remote|http)\.(.*\.)?proxy|url\..*\.(push)?insteadof"
@@ -62,8 +57,6 @@ _HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|localhost|[\w-]+(?:\.[\w-]+)+)(?::\d*)?"
 _SCP_STYLE = re.compile(r"(?P<userinfo>[^/@]+)@(?P<host>\[[^\]/]+\]|[^/:@\[\]]+):")
 _PASSWORD = re.compile(r"(?:pass\w*|token|secret)\s*[=:]\s*[\"']?([^\s;&\"']+)", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-_RACY_S = 1.0
-"""A file that is younger may change once more without another time."""
 
 Setting = tuple[str, str]
 """A key of git's configuration, and its value."""
@@ -89,8 +82,8 @@ class Signer:
         """Return git's options; `folder` keeps the wrapper that stops gpg from asking for a passphrase."""
         program = _SIGNERS[self.format]
         if self.format != "ssh":
-            wrapper = folder / program
-            text = _WRAPPER.format(program=program)
+            wrapper, text = folder / program, _WRAPPER.format(program=program)
+            # Once: git cannot run a file that another thread's new process has still open for writing.
             if not wrapper.is_file() or wrapper.read_text() != text:
                 partial = wrapper.with_suffix(".tmp")
                 partial.write_text(text)
@@ -98,24 +91,6 @@ class Signer:
                 partial.replace(wrapper)
             program = str(wrapper)
         return ["-c", f"gpg.format={self.format}", "-c", f"gpg.{self.format}.program={program}"]
-
-    def used_for(self, commit: bytes) -> str | None:
-        """Return kind and key of a commit's signature, as receipts show them; None if there is none."""
-        header = commit.partition(b"\n\n")[0]
-        if b"\ngpgsig" not in header:
-            return None
-        found = re.search(rb"-BEGIN SSH SIGNATURE-----(.+?)-----END", header, re.DOTALL)
-        if found is None:
-            openpgp = re.search(rb"-BEGIN PGP SIGNATURE-----.*?\n \n(.+?)\n =", header, re.DOTALL)
-            raw = base64.b64decode(openpgp[1]) if openpgp else b""
-            # The subpacket of 22 bytes, of type 33, that has the fingerprint of a key of version 4.
-            issuer = re.search(rb"\x16\x21\x04(.{20})", raw, re.DOTALL)
-            return f"{self.format} {issuer[1].hex().upper() if issuer else self.key}"
-        # The public key, with its length, follows on a word of 6 bytes and a version of 4.
-        signature = base64.b64decode(found[1])
-        key = signature[14 : 14 + int.from_bytes(signature[10:14], "big")]
-        fingerprint = base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
-        return f"ssh SHA256:{fingerprint}"
 
     def report(self, folder: Path) -> str:
         """Return what the last gpg printed: git 2.38 does not pass its errors on."""
@@ -133,40 +108,31 @@ _WRAPPER = """\
 """In this mode, gpg's agent uses a passphrase that it knows, and opens no window for another one."""
 
 
-def build_environment(
-    *,
-    worktree: Path | None,
-    remote: str,
-    hooks: bool,
-    stall_seconds: float = 120,
-    ssh: str = "ssh",
-    variant: str = "",
-    fds: Sequence[int] = (),
-    helpers: Iterable[Setting] = (),
-    access: RemoteAccess | None = None,
-    durable: bool = True,
-) -> dict[str, str]:
-    """Return all variables that git gets.
+def build_environment(git: Git, configured: Sequence[Setting]) -> dict[str, str]:
+    """Return all variables that git gets. `configured`: its configuration, as far as it is known.
 
-    `fds` are closed for the programs that may outlive git, the credential `helpers` among them. With
-    `access`, no configured helper is asked. `ssh` and `variant` are core.sshCommand and ssh.variant.
+    The descriptors of locks are closed for the programs that may outlive git, such as credential helpers.
+    With credentials of the worker's own, no configured helper is asked.
     """
-    settings = [*_fixed_settings(remote, stall_seconds), ("core.fsync", "all" if durable else "none")]
-    if not hooks:
+    access, values = git.access or RemoteAccess(), dict(configured)
+    settings = [*_FIXED, ("http.lowSpeedTime", str(max(int(git.timeout), 1)))]
+    settings += [(f"remote.{git.remote}.{name}", "false") for name in ("prune", "mirror")]
+    settings.append(("core.fsync", "all" if git.durable else "none"))
+    if not git.hooks:
         settings.append(("core.hooksPath", os.devnull))
-    settings += access.settings if access and access.settings else _wrap_helpers(helpers, fds)
+    settings += access.settings or _wrap_helpers(configured, git.pass_fds)
     made = {name: os.environ[name] for name in INHERITED if name in os.environ}
     if "PATH" in made:
-        made["PATH"] = trusted_path(made["PATH"], worktree)
+        made["PATH"] = trusted_path(made["PATH"], git.worktree)
     for i, (key, value) in enumerate(settings):
         made |= {f"GIT_CONFIG_KEY_{i}": key, f"GIT_CONFIG_VALUE_{i}": value}
-    if fds:
+    ssh = values.get("core.sshcommand", "ssh")
+    if git.pass_fds:
         # Git derives the variant from the command's first word, which is no longer ssh's.
-        made["GIT_SSH_VARIANT"] = variant or ("ssh" if _SSH.match(ssh) else "auto")
-    if access:
-        made |= access.variables
-        ssh = f"{ssh} {access.ssh_options}".rstrip()
-    return made | {
+        made["GIT_SSH_VARIANT"] = values.get("ssh.variant") or ("ssh" if _SSH.match(ssh) else "auto")
+    return {
+        **made,
+        **access.variables,
         "GIT_CONFIG_COUNT": str(len(settings)),
         "LC_ALL": "C",
         "LANGUAGE": "C",
@@ -175,36 +141,32 @@ def build_environment(
         "GIT_ASKPASS": "",
         "SSH_ASKPASS_REQUIRE": "never",
         "GCM_INTERACTIVE": "never",
-        "GIT_SSH_COMMAND": without(fds, f"{ssh} {_SSH_OPTIONS}"),
+        "GIT_SSH_COMMAND": without(git.pass_fds, f"{ssh} {access.ssh_options} {_SSH_OPTIONS}"),
     }
 
 
-def _fixed_settings(remote: str, stall_seconds: float) -> list[Setting]:
-    return [
-        ("core.fsmonitor", "false"),
-        ("core.askPass", ""),
-        ("core.pager", "cat"),
-        ("core.alternateRefsCommand", ""),
-        ("gc.auto", "0"),
-        ("maintenance.auto", "false"),
-        ("safe.bareRepository", "explicit"),
-        ("protocol.ext.allow", "never"),
-        ("protocol.fd.allow", "never"),
-        ("credential.interactive", "never"),
-        ("fastimport.unpackLimit", "1"),
-        ("http.lowSpeedLimit", "1"),
-        ("http.lowSpeedTime", str(max(int(stall_seconds), 1))),
-        ("push.gpgSign", "false"),
-        ("push.followTags", "false"),
-        ("push.pushOption", ""),  # clears those of the configuration
-        ("push.recurseSubmodules", "no"),
-        ("submodule.recurse", "false"),
-        ("fetch.recurseSubmodules", "no"),
-        ("fetch.writeCommitGraph", "false"),
-        ("fetch.prune", "false"),
-        (f"remote.{remote}.prune", "false"),
-        (f"remote.{remote}.mirror", "false"),
-    ]
+_FIXED: list[Setting] = [
+    ("core.fsmonitor", "false"),
+    ("core.askPass", ""),
+    ("core.pager", "cat"),
+    ("core.alternateRefsCommand", ""),
+    ("gc.auto", "0"),
+    ("maintenance.auto", "false"),
+    ("safe.bareRepository", "explicit"),
+    ("protocol.ext.allow", "never"),
+    ("protocol.fd.allow", "never"),
+    ("credential.interactive", "never"),
+    ("fastimport.unpackLimit", "1"),
+    ("http.lowSpeedLimit", "1"),
+    ("push.gpgSign", "false"),
+    ("push.followTags", "false"),
+    ("push.pushOption", ""),  # clears those of the configuration
+    ("push.recurseSubmodules", "no"),
+    ("submodule.recurse", "false"),
+    ("fetch.recurseSubmodules", "no"),
+    ("fetch.writeCommitGraph", "false"),
+    ("fetch.prune", "false"),
+]
 
 
 def trusted_path(path: str, worktree: Path | None = None) -> str:
@@ -218,13 +180,15 @@ def trusted_path(path: str, worktree: Path | None = None) -> str:
     return os.pathsep.join(folders) or os.defpath
 
 
-def _wrap_helpers(helpers: Iterable[Setting], fds: Sequence[int]) -> list[Setting]:
+def _wrap_helpers(configured: Iterable[Setting], fds: Sequence[int]) -> list[Setting]:
     """Return the credential helpers, in their order, each started without our descriptors.
 
     A helper may leave a daemon behind, as `credential-cache` does, and the daemon would hold the site's lock.
     """
     wrapped = []
-    for key, helper in helpers:
+    for key, helper in configured if fds else ():
+        if not _HELPER.fullmatch(key):
+            continue
         command = helper if Path(helper).is_absolute() else f"git credential-{helper}"
         if helper.startswith("!"):
             command = helper[1:]
@@ -234,21 +198,23 @@ def _wrap_helpers(helpers: Iterable[Setting], fds: Sequence[int]) -> list[Settin
 
 
 def without(fds: Sequence[int], command: str) -> str:
-    """Return the shell command that runs this one without our descriptors."""
-    closing = "".join(f"exec {fd}>&-; " for fd in fds)
-    if max(fds, default=0) <= _MAX_SHELL_FD:
-        return closing + command
-    if bash := shutil.which("bash", path=_SYSTEM_PATH):  # starts in 1 ms, Python in 10
-        return f"exec {bash} -c {shlex.quote(closing + command + _WITH_ARGUMENTS)} bash"
-    fallback = (sys.executable, "-I", "-S", "-c", _CLOSE_AND_RUN, ",".join(map(str, fds)), command)
-    return f"exec {shlex.join(fallback)}"
+    """Return the shell command that runs this one without our descriptors.
+
+    A POSIX shell cannot close a descriptor of two digits: without bash, such a one stays open.
+    """
+    bash = shutil.which("bash", path=_SYSTEM_PATH)
+    script = "".join(f"exec {fd}>&-; " for fd in fds if bash or fd <= _MAX_SHELL_FD) + command
+    if bash is None or max(fds, default=0) <= _MAX_SHELL_FD:
+        return script
+    arguments = ' "$@"'
+    return f"exec {bash} -c {shlex.quote(script + arguments)} bash"
 
 
 class Configuration:
     """Git's configuration in one place, and whether the files still are what it was read from."""
 
-    def __init__(self, listed: bytes, place: Path, began: float) -> None:
-        """Take what `git config --null --list --show-origin` printed, started at `began`."""
+    def __init__(self, listed: bytes, place: Path) -> None:
+        """Take what `git config --null --list --show-origin` printed."""
         fields = os.fsdecode(listed).split("\0")[:-1]
         self.settings: list[Setting] = []
         levels = (get_config_path(level) for level in ("system", "global", "user"))
@@ -260,7 +226,7 @@ class Configuration:
                 self.settings.append((key, value if given else "true"))
                 files[str(place / file)] = None
         self._files = tuple(map(Path, files))
-        self._state = _file_states(self._files, before=began)
+        self._state = self._read_state()
 
     def for_clone(self, url: str) -> Configuration:
         """Return the configuration of another clone that this program made: the address is another one."""
@@ -269,28 +235,17 @@ class Configuration:
         return other
 
     def is_current(self) -> bool:
-        """Return False if a file may have changed since, or if one could be included that did not exist."""
-        if any(
-            key.startswith(("include.", "includeif.", "extensions.worktreeconfig"))
-            for key, _ in self.settings
-        ):
-            return False
-        return self._state is not None and self._state == _file_states(self._files)
+        """Return False if a file has changed since, or if one may be included that did not exist."""
+        has_includes = any(key.startswith(("include.", "includeif.")) for key, _ in self.settings)
+        return not has_includes and self._state == self._read_state()
 
-
-def _file_states(files: Iterable[Path], before: float = math.inf) -> list[tuple[int, int, int]] | None:
-    """Return what changes with each file; None if one of them is not older than that."""
-    found = []
-    for file in files:
-        try:
-            status = file.stat()
-        except OSError:
-            found.append((0, 0, 0))
-            continue
-        if status.st_mtime > before - _RACY_S:
-            return None
-        found.append((status.st_ino, status.st_size, status.st_mtime_ns))
-    return found
+    def _read_state(self) -> list[tuple[Path, int, int, int]]:
+        found = []
+        for file in self._files:
+            with suppress(OSError):
+                status = file.stat()
+                found.append((file, status.st_ino, status.st_size, status.st_mtime_ns))
+        return found
 
 
 def normalize_key(key: str) -> str:

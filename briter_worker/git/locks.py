@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psutil
@@ -14,7 +15,7 @@ import psutil
 from briter_worker.errors import FailureCode, PublishError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from briter_worker.git.run import Git
@@ -29,6 +30,7 @@ _TEMPORARY = (
 )
 
 
+@dataclass(frozen=True)
 class LockFiles:
     """The lock files that stop git in a repository, and a mark by which the worker knows its own.
 
@@ -37,11 +39,10 @@ class LockFiles:
     `git commit` waits for its editor without.
     """
 
-    def __init__(self, git: Git, own_refs: str, refs: Sequence[str]) -> None:
-        """`own_refs`: prefix of refs that only this worker moves."""
-        self._git = git
-        self._own_refs = own_refs
-        self._refs = refs
+    _git: Git
+    _own_refs: str
+    """Prefix of refs that only this worker moves."""
+    _refs: Sequence[str]
 
     def find(self) -> list[Path]:
         """Return the lock files that are there now, whoever made them."""
@@ -95,40 +96,31 @@ class LockFiles:
             time.sleep(_WAIT_S)
         return self._remove_stale(mark, held)
 
-    def _remove_stale(self, mark: Path, paths: Iterable[Path]) -> list[Path]:
+    def _remove_stale(self, mark: Path, paths: Sequence[Path]) -> list[Path]:
         """Remove the locks that are provably the worker's, or old. Return the others."""
         self.remove_own()
         since = mark.stat().st_mtime if mark.exists() else math.inf
-        others = []
         for path in paths:
-            try:
+            with suppress(OSError):
                 modified = path.stat().st_mtime
                 is_stale = modified >= since or time.time() - modified > _OLD_S
                 if is_stale and not self._is_git_running():
                     path.unlink(missing_ok=True)
-                else:
-                    others.append(path)
-            except FileNotFoundError:
-                continue
-            except OSError:
-                others.append(path)
-        return others
+        return [path for path in paths if path.exists()]
 
     def _is_git_running(self) -> bool:
         """Return True if another git may be working in this repository."""
         # Resolved, as the kernel names a process's folder: the site may be a symbolic link.
         git_dir = self._git.git_dir
         places = (*map(os.path.realpath, (self._git.worktree or git_dir, git_dir)),)
-        for process in psutil.process_iter(["name"]):
-            try:
-                if not process.info["name"].startswith("git") or process.ppid() == os.getpid():
-                    continue
-                command = " ".join(process.cmdline())
-                if process.cwd().startswith(places) or any(place in command for place in places):
-                    return True
-            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        for process in psutil.process_iter(["name", "ppid", "status", "cwd", "cmdline"]):
+            about = process.info
+            is_ended = about["status"] == psutil.STATUS_ZOMBIE
+            if is_ended or about["ppid"] == os.getpid() or not about["name"].startswith("git"):
                 continue
-            except psutil.AccessDenied:
+            command = " ".join(about["cmdline"] or ())
+            # Another user's process does not say where it works.
+            if about["cwd"] is None or about["cwd"].startswith(places) or any(map(command.count, places)):
                 return True
         return False
 

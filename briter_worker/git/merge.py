@@ -11,7 +11,7 @@ import re
 import shlex
 import tempfile
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from briter_worker.git.folders import Staged
-    from briter_worker.git.push import OwnCommit
+    from briter_worker.git.push import RemoteCommit
     from briter_worker.git.repository import Entry, Repository
     from briter_worker.ports import BaseVersions, Claim
 
@@ -86,7 +86,7 @@ class Item(NamedTuple):
         author = Person(named.name, named.email) if named else identity
         return Commit(self.claim.job.full_message.encode(), author.line(now), identity.line(now), files)
 
-    def rebased(self, bases: Mapping[str, Base], own: Sequence[OwnCommit]) -> Item:
+    def rebased(self, bases: Mapping[str, Base], own: Sequence[RemoteCommit]) -> Item:
         """Return the same edits, of these bases and of what the worker's own commits made of them."""
         edits = []
         for edit in self.edits:
@@ -225,6 +225,7 @@ class _ConflictError(Exception):
     """Both sides changed the same lines, or one of them the kind of file."""
 
 
+@dataclass(eq=False, repr=False)
 class Conflicts:
     """Keeps the versions of posts that conflict on branches of the remote, until the conflicts are over.
 
@@ -232,17 +233,14 @@ class Conflicts:
     branch.
     """
 
-    def __init__(
-        self, repository: Repository, store: BaseVersions, identity: Person, read: Callable[[str], bytes]
-    ) -> None:
-        self._repository = repository
-        self._store = store
-        self._identity = identity
-        self._read = read
-        self._open: dict[str, BaseVersion] = {}
-        """By path: the version that the author started from, and the conflicts."""
-        self._merged: set[str] = set()
-        """Commits of conflict branches that a user has merged."""
+    _repository: Repository
+    _store: BaseVersions
+    _identity: Person
+    _read: Callable[[str], bytes]
+    _open: dict[str, BaseVersion] = field(default_factory=dict)
+    """By path: the version that the author started from, and the conflicts."""
+    _merged: set[str] = field(default_factory=set)
+    """Commits of conflict branches that a user has merged."""
 
     def load(self, paths: Collection[str], tip: str) -> None:
         """Read what is known of the paths' conflicts, as of the remote's `tip`."""

@@ -79,7 +79,7 @@ _LOCAL_FIRST = r"""
     io         input/output error
     memory     out of memory|cannot allocate memory
     access     insufficient permission for adding|unable to create directory for
-    io         couldn't (?:set|write) '[^'\n]{1,300}'
+    full       couldn't (?:set|write) '[^'\n]{1,300}'
     access     (?:unable to|could not|cannot) (?:create|write|open|access|lock)[^\n]{0,200}: permission denied
     host-key   host identification has changed|host key for [^\n]{1,200} has changed
     host-key   host key verification failed|host key is known
@@ -147,7 +147,7 @@ _REJECTIONS = r"""
     remote     maintenance|archived|exceeded its size limit|over its data quota
     content    declined|GH0\d\d|fsck error|prohibited by|refusing to allow
 """
-UNLOCK = "use a key without a passphrase, or unlock it in the agent of the worker's user: ssh-add, gpg-agent"
+_UNLOCK = "use a key without a passphrase, or unlock it in the agent of the worker's user: ssh-add, gpg-agent"
 _NO_KEY = (
     "set BRITER_GIT_SIGNING_KEY to a key that the worker's user can read, or start the agent that has it; "
     "ssh-keygen -t ed25519 -N '' -f FILE makes one"
@@ -157,7 +157,7 @@ _UNKNOWN_KEY = (
     "--list-secret-keys), or set GNUPGHOME"
 )
 _SIGNING = (
-    ("passphrase|no pinentry|inappropriate ioctl|operation cancelled|agent refused", UNLOCK),
+    ("passphrase|no pinentry|inappropriate ioctl|operation cancelled|agent refused", _UNLOCK),
     ("needed for ssh signing|unknown option", "install OpenSSH 8.2 or newer"),
     ("cannot (?:run|exec)|: not found", "install openssh-client for ssh, gnupg for openpgp, gpgsm for x509"),
     ("unprotected private key", "chmod 600 FILE, so that only the worker's user can read it"),
@@ -167,7 +167,6 @@ _SIGNING = (
 _MOVED_THERE = "is at [0-9a-f]{4,64} but expected"
 _MOVED = "stale info|fetch first|non-fast-forward|incorrect old value|already exists"
 _UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
-"""The remote's git cannot start the hook, whatever is pushed."""
 
 
 def from_git(what_failed: str, text: str) -> PublishError:
@@ -207,11 +206,10 @@ def from_rejection(summary: str, text: str) -> PublishError:
     """Return what the remote's rejection of a push means: REJECTED when the contents are at fault."""
     text = _shorten(text)
     said = f"{_without_names(summary)}\n{_split_voices(text)[1]}"
-    code, fix = _find(_REJECTIONS, said) or (FailureCode.REMOTE_REFUSED, _REPAIR)
-    if _UNSTARTABLE_HOOK.search(text):
-        code, fix = FailureCode.REMOTE_REFUSED, _REPAIR
+    found = None if _UNSTARTABLE_HOOK.search(text) else _find(_REJECTIONS, said)  # whatever is pushed
+    code, fix = found or (FailureCode.REMOTE_REFUSED, _REPAIR)
     lines = (_REMOTE_LINE.match(line) for line in re.split(r"[\r\n]+", text))
-    quoted = _shown([line[1].strip() for line in lines if line], between=" ")
+    quoted = _shown((line[1].strip() for line in lines if line), between=" ")
     reason = summary.rstrip(".") if not quoted or code is FailureCode.REMOTE_REFUSED else ""
     return PublishError(code, f"the remote rejected the push: {f'{reason} {quoted}'.strip()}", fix)
 
@@ -272,18 +270,11 @@ def _essence(text: str) -> str:
     """Return git's text without its labels, hints and progress."""
     lines = (line.strip(" \t@") for line in re.split(r"[\r\n]+", text))
     noise = ("hint:", "To ", "Everything up-to-date")
-    kept = (
+    return _shown(
         re.sub(r"^(?:fatal|error): ", "", line).rstrip(".") for line in lines if not line.startswith(noise)
     )
-    return _shown([*kept])
 
 
 def _shown(lines: Iterable[str], *, between: str = "; ") -> str:
-    """Join the lines; of a long text return the beginning and the last line. Redact before cutting."""
-    lines = [line for line in dict.fromkeys(lines) if line]
-    text = one_line(between.join(lines)).rstrip(".")
-    if len(text) <= _SHOWN and not text.endswith("…"):
-        return text
-    text = text.removesuffix("…")[:_SHOWN].rstrip()
-    last = one_line(lines[-1]) if not _REMOTE_LINE.match(lines[-1]) else ""
-    return f"{text} …" if len(last) > _SHOWN // 5 else f"{text} … {last}".rstrip()
+    """Return the lines in one, each once, as far as there is space."""
+    return one_line(between.join(filter(None, dict.fromkeys(lines))), _SHOWN).rstrip(".")

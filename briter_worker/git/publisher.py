@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from briter_worker.allowlist import is_inside, normalized
 from briter_worker.errors import Failure, FailureCode, LockLostError, PublishError, UnavailableError, describe
@@ -23,7 +24,8 @@ from briter_worker.git.push import (
     push,
     push_large_files,
     read_changes,
-    read_own_commits,
+    read_commits,
+    read_signature,
     write_commits,
 )
 from briter_worker.git.repository import FAST_IMPORT
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from briter_worker.git.payloads import SubmittedCopies
-    from briter_worker.git.push import OwnCommit
+    from briter_worker.git.push import RemoteCommit
     from briter_worker.git.repository import Move, Repository
     from briter_worker.git.staging import WorkTreeCopies
     from briter_worker.ports import BaseVersions, Claim, PlanStore
@@ -49,9 +51,7 @@ class Tip(NamedTuple):
     commit: str
     expect: str | None
     """The remote's tip as last seen; None if the remote has no branch yet."""
-    is_fresh: bool = True
-    """The remote was asked within this publication."""
-    own_commits: tuple[OwnCommit, ...] = ()
+    own_commits: tuple[RemoteCommit, ...] = ()
     """Commits of the worker's that turned out to be on the remote: pushes whose answers were lost."""
 
     def unchanged(self, item: Item) -> Outcome:
@@ -71,37 +71,28 @@ class Tip(NamedTuple):
         return item.outcome(Result.UNCHANGED)
 
 
+@dataclass(eq=False, repr=False)
 class GitPublisher:
     """Publishes to one branch of one remote. The worker holds the site meanwhile."""
 
-    def __init__(
-        self,
-        repository: Repository,
-        *,
-        copies: WorkTreeCopies | SubmittedCopies,
-        plans: PlanStore,
-        bases: BaseVersions,
-        identity: Person,
-        dry_run: bool,
-        progress: Callable[[str, int, int], None],
-        warn: Callable[[str, str], None],
-        still_ours: Callable[[], bool],
-        note_moved: Callable[[Sequence[OwnCommit], str, str], None] = lambda *_: None,
-    ) -> None:
-        """`note_moved` is called in a lost race: with our own new commits, the old tip, the new one."""
-        self._note_moved = note_moved
-        self._repository = repository
-        self._copies = copies
-        self._plans = plans
-        self._identity = identity
-        self._dry_run = dry_run
-        self._progress = progress
-        self._warn = warn
-        self._still_ours = still_ours
+    _repository: Repository
+    _: KW_ONLY
+    copies: WorkTreeCopies | SubmittedCopies
+    plans: PlanStore
+    bases: BaseVersions
+    identity: Person
+    dry_run: bool
+    progress: Callable[[str, int, int], None]
+    warn: Callable[[str, str], None]
+    still_ours: Callable[[], bool]
+    note_moved: Callable[[Sequence[RemoteCommit], str], None] = lambda *_: None
+    """Called in a lost race, with the remote's new commits and its tip."""
+
+    def __post_init__(self) -> None:
         self._scheduled: Mapping[str, float] = {}
         self._built: dict[str, list[FileChange]] = {}
         """What the commits changed that were built last."""
-        self._conflicts = Conflicts(repository, bases, identity, copies.read)
+        self._conflicts = Conflicts(self._repository, self.bases, self.identity, self.copies.read)
 
     def publish(
         self,
@@ -117,8 +108,8 @@ class GitPublisher:
         with self._repository.working():
             self._repository.check()
             self._repository.git.begin(*FAST_IMPORT, stdin=None)  # starts while the posts are read
-            if not self._dry_run:
-                self._copies.catch_up()
+            if not self.dry_run:
+                self.copies.catch_up()
             tip = self._first_tip()
             self._scheduled = scheduled()
             read, outcomes = self._read(claims, tip)
@@ -143,7 +134,7 @@ class GitPublisher:
 
     def resolve(self) -> Iterator[Sequence[Outcome]]:
         """Implement `ports.Publisher`."""
-        plans = self._plans.plans()
+        plans = self.plans.plans()
         if not plans:
             return
         self._repository.git.allow_last_commands(_LAST_COMMAND_TIMEOUT_S)
@@ -165,20 +156,20 @@ class GitPublisher:
 
     def undecided(self) -> Collection[str]:
         """Implement `ports.Publisher`."""
-        return {key for plan in self._plans.plans() for key in plan.commits}
+        return {key for plan in self.plans.plans() for key in plan.commits}
 
     def tidy(self, now: float) -> None:
         """Implement `ports.Publisher`."""
         repository = self._repository
         with repository.working():
-            if not self._dry_run:
-                self._guard(self._copies.catch_up)
+            if not self.dry_run:
+                self._guard(self.copies.catch_up)
                 seen, pushed = repository.ref(repository.tracking_ref), repository.ref(repository.pushed_ref)
                 if seen and pushed and seen != pushed and repository.is_ancestor(seen, pushed):
                     # Git could not move the ref after the push: it was locked, or the disk failed.
                     repository.update_refs((repository.tracking_ref, pushed, seen))
             if repository.git.worktree is not None:  # a cluster's clone is thrown away instead
-                repository.tidy(now, keep=[self._batch_ref(plan) for plan in self._plans.plans()])
+                repository.tidy(now, keep=[self._batch_ref(plan) for plan in self.plans.plans()])
 
     # Before the push
 
@@ -188,7 +179,7 @@ class GitPublisher:
         pushed, files_of = repository.ref(repository.pushed_ref), self._local()
         # If a user has pulled, the files are edits of a newer tip.
         if pushed is not None and (files_of is None or repository.is_ancestor(files_of, pushed)):
-            return Tip(pushed, pushed, is_fresh=False)
+            return Tip(pushed, pushed)
         local = repository.ref(repository.branch_ref)
         # A branch that anybody has seen there was deleted since, and is not created again.
         if local and repository.ref(repository.tracking_ref) is None and repository.remote_tip() is None:
@@ -204,19 +195,20 @@ class GitPublisher:
         except PublishError as error:
             if repository.git.worktree is not None or error.code is not FailureCode.REMOTE_REWRITTEN:
                 raise
-            self._warn(f"{error.message}. The next posts are published on what the remote has now", error.fix)
+            self.warn(f"{error.message}. The next posts are published on what the remote has now", error.fix)
         repository.update_refs((repository.pushed_ref, fetched, None))
         if since is None:
             return Tip(fetched, fetched)
-        own = read_own_commits(repository.git, since.commit, fetched, self._identity)
-        self._note_moved(own, since.commit, fetched)
-        return Tip(fetched, fetched, own_commits=(*since.own_commits, *own))
+        commits = read_commits(repository.git, since.commit, fetched, self.identity)
+        self.note_moved(commits, fetched)
+        own = (each for each in commits if each.is_own)
+        return Tip(fetched, fetched, (*since.own_commits, *own))
 
     def _read(self, claims: Sequence[Claim], tip: Tip) -> tuple[list[Item], list[Outcome]]:
         """Return the claims' changes as edits of their bases; and the failures of single claims."""
-        staged = self._copies.stage(claims, tip=tip.commit, scheduled=self._scheduled)
+        staged = self.copies.stage(claims, tip=tip.commit, scheduled=self._scheduled)
         paths = {path for each in staged.values() for path in each.changes}
-        bases = self._copies.bases(paths, tip.commit) if paths else {}
+        bases = self.copies.bases(paths, tip.commit) if paths else {}
         self._conflicts.load(paths, tip.commit)
         items: list[Item] = []
         outcomes: list[Outcome] = []
@@ -261,8 +253,7 @@ class GitPublisher:
             if plan.commits:
                 landed = self._push(plan, waiting)
             else:  # what is unchanged must be on the remote, and not only have been there
-                is_there = tip.is_fresh or self._repository.remote_tip() == tip.expect
-                landed = tip.commit if is_there else None
+                landed = tip.commit if self._repository.remote_tip() == tip.expect else None
             if landed is None:
                 races += 1
                 if races > _MAX_RACES:
@@ -272,7 +263,7 @@ class GitPublisher:
                 waiting, tip = self._move_on(waiting, tip, settled)
                 continue
             settled += [
-                self._conflicts.settle(item, paths, merge, clock=clock, dry_run=self._dry_run)
+                self._conflicts.settle(item, paths, merge, clock=clock, dry_run=self.dry_run)
                 for item, paths in conflicts
             ]
             published = ((item, plan.commits.get(item.key)) for item in waiting)
@@ -303,7 +294,7 @@ class GitPublisher:
         """
         repository, plan = self._repository, Plan(uuid.uuid4().hex, tip.expect, tip.commit, {}, {})
         paths = {edit.path for item in items for edit in item.edits}
-        merge = Merge(repository, tip.commit, paths, self._copies.read)
+        merge = Merge(repository, tip.commit, paths, self.copies.read)
         unchanged: list[Item] = []
         conflicts: list[tuple[Item, list[str]]] = []
         own: dict[str, Commit] = {}
@@ -318,7 +309,7 @@ class GitPublisher:
                 continue
             blobs |= item.blobs
             if files:
-                own[item.key] = item.commit(self._identity, now, files)
+                own[item.key] = item.commit(self.identity, now, files)
                 carriers |= dict.fromkeys(files, item.key)
             elif carrier := next((carriers[path] for path in item.blobs if path in carriers), None):
                 carried[item.key] = carrier
@@ -328,7 +319,7 @@ class GitPublisher:
         if own:
             ref, commits = self._batch_ref(plan), [*own.values()]
             written = write_commits(
-                repository.git, commits, parent=tip.commit, ref=ref, progress=self._progress
+                repository.git, commits, parent=tip.commit, ref=ref, progress=self.progress
             )
             names = dict(zip(own, written, strict=True))
             repository.know_built(tip.commit, written[-1], [commit.files for commit in commits])
@@ -347,11 +338,11 @@ class GitPublisher:
         """
         ref = self._batch_ref(plan)
         if any(item.staged.uses_lfs for item in items):
-            push_large_files(self._repository, ref, base=plan.base, dry_run=self._dry_run)
-        if not self._dry_run:
-            self._plans.record(plan)
-        self._progress("push", 0, 0)
-        if not self._still_ours():
+            push_large_files(self._repository, ref, base=plan.base, dry_run=self.dry_run)
+        if not self.dry_run:
+            self.plans.record(plan)
+        self.progress("push", 0, 0)
+        if not self.still_ours():
             self._discard(plan, None)
             raise LockLostError
         try:
@@ -359,24 +350,21 @@ class GitPublisher:
                 self._repository,
                 f"{ref}:{self._repository.branch_ref}",
                 expect=plan.base,
-                dry_run=self._dry_run,
-                progress=self._progress,
+                dry_run=self.dry_run,
+                progress=self.progress,
             )
-        except UncertainPushError as error:
-            try:
-                landed = self._find_landed(plan)
-            except PublishError:
-                raise error from None
+            landed = plan.tip if is_done else None
+        except UncertainPushError:
+            landed = self._find_landed(plan)
             if landed is None:
                 self._discard(plan, None)
                 raise
-            return landed
         except PublishError:
             self._discard(plan, None)
             raise
-        if not is_done:
+        if landed is None:
             self._discard(plan, None)
-        return plan.tip if is_done else None
+        return landed
 
     def _find_landed(self, plan: Plan) -> str | None:
         """Ask the remote. Return its tip if that contains the plan's commits, else None."""
@@ -415,28 +403,23 @@ class GitPublisher:
 
         The plan's commits are built on `parent`.
         """
-        git, described = self._repository.git, list(outcomes)
+        git, facts = self._repository.git, dict[str | None, dict[str, Any]]()
+        commits = {each.commit for each in outcomes if each.commit}
 
-        def add_facts() -> None:
-            commits = {each.commit for each in outcomes if each.commit}
-            if not commits:
-                return
-            changes, signed_with = read_changes(git, self._built, commits, parent, plan.tip), None
-            if git.signer is not None:
-                signed_with = git.signer.used_for(git.run("cat-file", "commit", next(iter(commits))))
-            for number, each in enumerate(outcomes):
-                if each.commit:
-                    found = changes.get(each.commit, ())
-                    described[number] = each._replace(changes=found, signed_with=signed_with)
+        def read() -> None:
+            changes = read_changes(git, self._built, commits, parent, plan.tip)
+            signed = read_signature(git, git.signer, next(iter(commits))) if git.signer else None
+            facts.update({sha: {"changes": changes.get(sha, ()), "signed_with": signed} for sha in commits})
 
-        self._guard(add_facts)
-        return described
+        if commits:
+            self._guard(read)
+        return [each._replace(**facts.get(each.commit, {})) for each in outcomes]
 
     def _follow(self, plan: Plan, tip: str, *, local: str | None = None) -> None:
         """Have this side follow the remote. Nothing local fails a post that is on the remote."""
-        if not self._dry_run:
+        if not self.dry_run:
             self._guard(lambda: self._conflicts.close(plan.blobs))
-            self._guard(lambda: self._copies.sync(tip, self._published_blobs(plan, tip, local)))
+            self._guard(lambda: self.copies.sync(tip, self._published_blobs(plan, tip, local)))
 
     def _published_blobs(self, plan: Plan, tip: str, local: str | None) -> Mapping[str, str | None]:
         """Return the blobs of this plan, and of plans that have landed too and wait to be resolved.
@@ -445,7 +428,7 @@ class GitPublisher:
         that branch, perhaps with later edits of the remote's.
         """
         blobs: dict[str, str | None] = {}
-        others = (each for each in self._plans.plans() if each.id != plan.id)
+        others = (each for each in self.plans.plans() if each.id != plan.id)
         for each in (*(other for other in others if self._repository.is_ancestor(other.tip, tip)), plan):
             if not (local and self._repository.is_ancestor(each.tip, local)):
                 blobs |= each.blobs
@@ -458,18 +441,18 @@ class GitPublisher:
         except UnavailableError:
             raise
         except (PublishError, OSError) as error:
-            self._warn(*describe(error))
+            self.warn(*describe(error))
 
     def _discard(self, plan: Plan, landed: str | None) -> None:
         """Forget a plan that is complete, or did not land; the receipts did not wait for this."""
         repository, ref = self._repository, self._batch_ref(plan)
         moves: list[Move] = [(ref, None, None)] if repository.ref(ref) else []
-        if landed and not self._dry_run and repository.ref(repository.pushed_ref) != landed:
+        if landed and not self.dry_run and repository.ref(repository.pushed_ref) != landed:
             moves.append((repository.pushed_ref, landed, None))
         if moves:
             self._guard(lambda: repository.update_refs(*moves))
-        if plan.commits and not self._dry_run:
-            self._guard(lambda: self._plans.drop(plan))
+        if plan.commits and not self.dry_run:
+            self._guard(lambda: self.plans.drop(plan))
 
     def _batch_ref(self, plan: Plan) -> str:
         return f"{self._repository.own_refs}/batch/{plan.id}"

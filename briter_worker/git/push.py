@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import filterfalse
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import git
@@ -34,8 +33,11 @@ _PROGRESS_STEP = 100
 _DROPPED = " .,:;<>\"\\'"
 _IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
 _PROGRESS_LINE = re.compile(
-    r"(?:remote: )?(?:Enumerating|Counting|Compressing|Writing|Delta|Resolving|Total|Unpacking|Receiving)\b"
+    r"(?:^|(?<=\r))(?:remote: )?(?:Enumerating|Counting|Compressing|Writing|Delta|Resolving|Total|Unpacking"
+    r"|Receiving)\b[^\r\n]*",
+    re.MULTILINE,
 )
+_REFUSED = PushInfo.REJECTED | PushInfo.REMOTE_REJECTED
 _WRITTEN = re.compile(rb"Writing objects:[^\r\n]*\((\d+)/(\d+)\)")
 
 
@@ -79,10 +81,12 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnCommit:
-    """A commit of the worker's on the remote, and the blobs of each path before and after it."""
+class RemoteCommit:
+    """A commit on the remote, and the blobs of each path before and after it."""
 
     sha: str
+    is_own: bool
+    """The worker is the committer."""
     message: bytes
     blobs: dict[str, tuple[str | None, str | None]]
 
@@ -105,20 +109,13 @@ def write_commits(
                 raise EOFError
             names.append(name)
     if git.signer is not None:
-        signed = ""
-        for number, (name, commit) in enumerate(zip(names, commits, strict=True)):
-            if number % _PROGRESS_STEP == 1:
-                progress("commit", number, len(commits))
+        for number, commit in enumerate(commits):
             people = (commit.author, commit.committer)
-            names[number] = signed = write_commit(
-                git,
-                f"{name}^{{tree}}",
-                signed or parent,
-                people=people,
-                message=commit.message,
-                signer=git.signer,
+            tree = f"{names[number]}^{{tree}}"
+            parent = names[number] = write_commit(
+                git, tree, parent, people=people, message=commit.message, signer=git.signer
             )
-        git.run("update-ref", ref, signed, what="the refs could not be moved")
+        git.run("update-ref", ref, parent, what="the refs could not be moved")
     progress("commit", len(commits), len(commits))
     return names
 
@@ -137,34 +134,31 @@ def write_commit(
 
     Raises PublishError: SIGNING where the signer's key cannot be used.
     """
-    folder, options = git.state_dir, ["-c", f"i18n.commitEncoding={encoding}"]
-    variables = {}
+    options, variables = ["-c", f"i18n.commitEncoding={encoding}"], {}
     for role, line in zip(("AUTHOR", "COMMITTER"), people, strict=True):
         ident = cast("re.Match[bytes]", _IDENT.fullmatch(line))
         person = Person(os.fsdecode(ident["name"]), os.fsdecode(ident["email"])).plain()
         variables[f"GIT_{role}_NAME"], variables[f"GIT_{role}_EMAIL"] = person.name, person.email
         variables[f"GIT_{role}_DATE"] = f"@{ident['date'].decode()}"
-    try:
-        options += signer.options(folder) if signer else []
-    except OSError as error:
-        raise PublishError.from_os("the commit cannot be signed", error) from error
+    options += signer.options(git.state_dir) if signer else []
     parents, sign = ["-p", parent] if parent else [], [f"-S{signer.key}"] if signer else []
-    try:
-        status, out, said = git.attempt(
-            *options, "commit-tree", *sign, *parents, tree, stdin=message, env=variables
-        )
-    except PublishError as error:
-        if error.code is not FailureCode.TIMEOUT or signer is None:
-            raise
-        what = "signing did not end in time: the key's agent may wait for an answer"
-        raise PublishError(FailureCode.SIGNING, what, messages.UNLOCK) from error
+    command = (*options, "commit-tree", *sign, *parents, tree)
+    status, out, said = git.attempt(*command, stdin=message, env=variables)
     if status == 0:
         return out.decode().strip()
     if signer is not None:
-        said += signer.report(folder) if "failed to sign" in said else ""
+        said += signer.report(git.state_dir) if "failed to sign" in said else ""
         if failure := messages.from_signing(said):
             raise failure
     raise git.failure("the commit could not be written", said, status)
+
+
+def read_signature(git: Git, signer: Signer, commit: str) -> str | None:
+    """Return kind and key of a commit's signature, as receipts show them; None if there is none."""
+    # Without a list of allowed signers, git shows the key all the same.
+    options = (*signer.options(git.state_dir), "-c", f"gpg.ssh.allowedSignersFile={os.devnull}")
+    state, key = git.run(*options, "show", "-s", "--format=%G?%n%GF", commit).decode().split("\n")[:2]
+    return None if state == "N" else f"{signer.format} {key or signer.key}"
 
 
 def _send_commit(send: IO[bytes], commit: Commit, *, ref: str, mark: int, parent: str) -> None:
@@ -192,32 +186,20 @@ def _send_data(send: IO[bytes], data: bytes) -> None:
     send.write(b"\n")
 
 
-def read_own_commits(git: Git, since: str, tip: str, identity: Person) -> list[OwnCommit]:
-    """Return the commits between `since` and `tip` whose committer is the worker, oldest first."""
+def read_commits(git: Git, since: str, tip: str, identity: Person) -> list[RemoteCommit]:
+    """Return the commits between `since` and `tip`, oldest first. The worker's are those of `identity`."""
     out = git.run(
         *("log", "--reverse", "--topo-order", "--no-merges", "--raw", "-z", "--no-renames", "--no-abbrev"),
-        *("--encoding=UTF-8", "--fixed-strings", f"--committer={identity}"),
-        *(f"--committer={identity.plain()}", f"--format={COMMIT_MARK}%H%n%B"),
-        *(f"{since}..{tip}", "--"),
+        *("--encoding=UTF-8", f"--format={COMMIT_MARK}%H%n%cn <%ce>%n%B", f"{since}..{tip}", "--"),
         what="the remote's new commits could not be read",
     )
-    found: dict[str, OwnCommit] = {}
+    found: dict[str, RemoteCommit] = {}
     for text, path, old, new in read_raw(out):
-        sha, _, message = text.partition("\n")
-        own = found.setdefault(sha, OwnCommit(sha, os.fsencode(message).strip(), {}))
-        own.blobs[path] = blob_of(old), blob_of(new)
+        sha, committer, message = text.split("\n", 2)
+        is_own = committer in (str(identity), str(identity.plain()))
+        commit = RemoteCommit(sha, is_own, os.fsencode(message).strip(), {})
+        found.setdefault(sha, commit).blobs[path] = blob_of(old), blob_of(new)
     return [*found.values()]
-
-
-def read_others_paths(git: Git, since: str, tip: str, own: Iterable[OwnCommit]) -> list[str]:
-    """Return the paths that commits between `since` and `tip` changed, without the worker's own."""
-    out = git.run(
-        *("log", "--no-merges", "--raw", "-z", "--no-renames", f"--format={COMMIT_MARK}%H"),
-        *(f"{since}..{tip}", "--"),
-        what="the remote's new commits could not be read",
-    )
-    ours = {each.sha for each in own}
-    return sorted({path for sha, path, _, _ in read_raw(out) if sha not in ours})
 
 
 def read_changes(
@@ -258,12 +240,10 @@ def _receive_pack(git: Git) -> str:
 
     On this machine, the command runs without our descriptors: a hook may leave a daemon behind.
     """
-    urls = [
-        each for name in ("pushurl", "url") for each in git.config_values(f"remote.{git.remote_name}.{name}")
-    ]
+    urls = [each for name in ("pushurl", "url") for each in git.config_values(f"remote.{git.remote}.{name}")]
     is_rewritten = any(key.startswith("url.") for key, _ in git.settings)
     is_here = bool(urls) and urls[0].startswith(("/", "file://")) and not is_rewritten
-    return without(git.fds if is_here else (), "git-receive-pack")
+    return without(git.pass_fds if is_here else (), "git-receive-pack")
 
 
 def push(
@@ -298,17 +278,12 @@ def push(
                 dry_run=dry_run,
                 no_thin=repository.git.worktree is None,  # a bare clone lacks contents
             )
-        return _result_of(infos, "\n".join(filterfalse(_PROGRESS_LINE.match, _lines(repository.git.said))))
+        return _result_of(infos, _PROGRESS_LINE.sub("", repository.git.said))
     except PublishError as error:
-        is_answered = any(each.flags & (PushInfo.REJECTED | PushInfo.REMOTE_REJECTED) for each in infos)
-        is_sending = any(map(_PROGRESS_LINE.match, _lines(repository.git.said)))
-        if dry_run or is_answered or not is_sending:
+        is_answered = any(each.flags & _REFUSED for each in infos)
+        if dry_run or is_answered or not _PROGRESS_LINE.search(repository.git.said):
             raise
         raise UncertainPushError(error.code, error.message, error.fix) from error
-
-
-def _lines(text: str) -> list[str]:
-    return re.split(r"[\r\n]+", text)
 
 
 def move_side_branch(repository: Repository, source: str, branch: str, expect: str | None) -> bool:
@@ -337,7 +312,7 @@ def _result_of(infos: list[PushInfo], text: str) -> bool:
     if infos and not infos[0].flags & PushInfo.ERROR:
         return True
     summary = infos[0].summary.strip() if infos else ""
-    if not infos or not infos[0].flags & (PushInfo.REJECTED | PushInfo.REMOTE_REJECTED):
+    if not infos or not infos[0].flags & _REFUSED:
         raise messages.from_git("the push failed", f"{summary}\n{text}")
     if messages.is_remote_moved(summary, text):
         return False

@@ -11,7 +11,6 @@ from __future__ import annotations
 import configparser
 import io
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -19,10 +18,11 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager, suppress
-from functools import cache, partial
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import filelock
 import git
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _LOCK_POLL_S = 0.05
 _NO_ENVIRONMENT: Mapping[str, str] = {}
-_HELPER = re.compile(r"credential\.(?:.*\.)?helper", re.DOTALL)
 _ENDING_ALONE = frozenset(
     {"check-attr", "check-ignore", "config", "diff-tree", "ls-files", "ls-tree", "merge-base"}
     | {"fast-import", "update-ref"}
@@ -49,56 +48,44 @@ _ENDING_ALONE = frozenset(
 """Commands that ask no remote, and end without the worker: within milliseconds, or as their input ends."""
 
 
+@dataclass(eq=False, repr=False)
 class Git:
     """Run git in one repository. Not for use by two threads at once, except `abort`."""
 
-    def __init__(
-        self,
-        worktree: Path | None,
-        *,
-        git_dir: Path | None = None,
-        remote: str,
-        timeout: float,
-        hooks: bool = False,
-        pass_fds: tuple[int, ...] = (),
-        access: RemoteAccess | None = None,
-        durable: bool = True,
-        signer: Signer | None = None,
-    ) -> None:
-        """Without a work tree, `git_dir` is a bare repository. `timeout` is each command's, in seconds."""
-        self.worktree = worktree
-        self._place = cast("Path", worktree or git_dir)
-        self.remote_name = remote
-        self.signer = signer
-        self._timeout = timeout
-        self.fds = pass_fds
-        """Descriptors of locks, which every child inherits."""
+    worktree: Path | None
+    """None: the repository is bare."""
+    _: KW_ONLY
+    bare: Path | None = None
+    remote: str
+    timeout: float
+    """Seconds that each command may take."""
+    hooks: bool = False
+    pass_fds: tuple[int, ...] = ()
+    """Descriptors of locks, which every child inherits."""
+    access: RemoteAccess | None = None
+    durable: bool = True
+    signer: Signer | None = None
+    branch: str = field(default="", init=False)
+    """The branch to check out, for the fix of a damaged HEAD."""
+    configuration: Configuration | None = field(default=None, init=False)
+    """Git's configuration here, once it is read."""
+    killed: int = field(default=0, init=False)
+    """Number of processes that were killed: these may have left lock files."""
+    watch: Callable[[bytes], object] = field(default=len, init=False)
+    """Gets what a push prints as it comes."""
+    said: str = field(default="", init=False)
+    """All that the last push printed, without its middle."""
+    failures: set[FailureCode] = field(default_factory=set, init=False)
+    """Codes of the failures that git reported."""
+
+    def __post_init__(self) -> None:
+        self._place = cast("Path", self.worktree or self.bare)
         self._lock: int | None = None
-        self._build_environment = partial(
-            build_environment,
-            remote=remote,
-            hooks=hooks,
-            access=access,
-            durable=durable,
-            stall_seconds=timeout,
-        )
-        self.branch = ""
-        """The branch to check out, for the fix of a damaged HEAD."""
         self._repo: git.Repo | None = None
-        self.configuration: Configuration | None = None
-        """Git's configuration here, once it is read."""
         self._environment: dict[str, str] | None = None
         self._active: list[Command] = []
         self._begun: dict[tuple[tuple[str, ...], bytes | None], Command] = {}
         self._aborted = threading.Event()
-        self.killed = 0
-        """Number of processes that were killed: these may have left lock files."""
-        self.watch: Callable[[bytes], object] = len
-        """Gets what a push prints as it comes."""
-        self.said = ""
-        """All that the last push printed, without its middle."""
-        self.failures: set[FailureCode] = set()
-        """Codes of the failures that git reported."""
 
     @property
     def repo(self) -> git.Repo:
@@ -160,15 +147,14 @@ class Git:
     def settings(self) -> Sequence[Setting]:
         """Return git's configuration here, in the order in which later settings win."""
         if self.configuration is None:
-            self._environment = self._build_environment(worktree=self.worktree, fds=self.fds)
-            began = time.time()
+            self._environment = build_environment(self, ())
             out = self.run(
                 *("config", "--null", "--list", "--show-origin"),
                 what="git's configuration cannot be read",
                 discover=not self._place.exists(),  # a clone that is about to be made
             )
             self._environment = None
-            self.configuration = Configuration(out, self._place, began)
+            self.configuration = Configuration(out, self._place)
             conceal_secrets(self.configuration.settings)
         return self.configuration.settings
 
@@ -199,9 +185,9 @@ class Git:
                 self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:
                 raise PublishError.from_os("the repository cannot be locked", error) from error
-            self.fds += (self._lock,)
+            self.pass_fds += (self._lock,)
             self._environment = None
-        deadline = time.monotonic() + (self._timeout if patience is None else patience)
+        deadline = time.monotonic() + (self.timeout if patience is None else patience)
         while not filelock.lock_descriptor(self._lock, blocking=False):
             self.check_running()
             if time.monotonic() >= deadline:
@@ -260,22 +246,18 @@ class Git:
             lines = [command.answers.readline() for _ in questions]
             if all(lines):
                 return lines
-        self._end_begun((args, None))
+        self.end_begun()
         return []
 
     def end_begun(self) -> None:
-        """End what was begun and is not needed, as of a batch that ended early."""
-        for key in list(self._begun):
-            self._end_begun(key)
-
-    def _end_begun(self, key: tuple[tuple[str, ...], bytes | None]) -> None:
-        command = self._begun.pop(key)
-        if key[1] is None:
-            with suppress(OSError):
-                command.send.close()  # such a command ends with its input
-        else:
-            command.end()
-        self._finish(command)
+        """End what was begun and is not needed, as of a batch that ended early: each ends with its input."""
+        while self._begun:
+            command = self._begun.popitem()[1]
+            if command.process.stdin is not None:
+                with suppress(OSError):
+                    command.send.close()
+            command.read_output()
+            self._finish(command)
 
     @contextmanager
     def open(self, *args: str, env: Mapping[str, str] = _NO_ENVIRONMENT, what: str = "") -> Iterator[Command]:
@@ -284,10 +266,8 @@ class Git:
         An exit status other than 0 raises PublishError with git's words, also in place of the broken pipe or
         the EOFError that the caller had. A git that prints more errors than a pipe holds meets its deadline.
         """
-        if (begun := self._begun.get((args, None))) and begun.has_exited():
-            self._end_begun((args, None))
         command = self._begun.pop((args, None), None) or self._start(args, None, env=env)
-        command.set_deadline(self._timeout)
+        command.set_deadline(self.timeout)
         failed, said = None, ""
         with self._finishing(command):
             try:
@@ -308,14 +288,6 @@ class Git:
         """Return what a failed command's text means."""
         failure = messages.from_git(what, said or messages.status_text(status))
         self.failures.add(failure.code)
-        if "couldn't set '" in said or "couldn't write '" in said:  # git does not say why: the disk may
-            try:
-                with tempfile.TemporaryFile(dir=self.state_dir) as probe:
-                    probe.write(bytes(4096))
-                    probe.flush()
-                    os.fsync(probe.fileno())
-            except OSError as error:
-                return PublishError.from_os(failure.message, error)
         return failure
 
     def check_running(self) -> None:
@@ -332,7 +304,7 @@ class Git:
     def allow_last_commands(self, timeout: float) -> None:
         """After `abort`, allow a few commands within this time each: to ask what became of a push."""
         if self._aborted.is_set():
-            self._timeout = min(timeout, self._timeout)
+            self.timeout = min(timeout, self.timeout)
             self._aborted.clear()
 
     def close(self) -> None:
@@ -357,17 +329,22 @@ class Git:
         if self.worktree is not None and not discover:
             place.append(f"--work-tree={self.worktree}")
         prefix = _with_death_signal() if _ENDING_ALONE.isdisjoint(args[:5]) else ()
-        environment = {**self._env(), **env}
+        if self._environment is None:
+            self._environment = build_environment(self, self.settings)
         try:
-            with _readable(stdin) as source:
+            # A file, which git may read or not.
+            with nullcontext() if not stdin else tempfile.TemporaryFile() as file:
+                if file is not None:
+                    file.write(stdin or b"")
+                    file.seek(0)
                 process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes through stdin only
                     [*prefix, "git", *place, "--no-replace-objects", *args],
-                    stdin=source,
+                    stdin=file or (subprocess.PIPE if stdin is None else subprocess.DEVNULL),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     cwd=self.worktree or (self._place if self._place.exists() else self._place.parent),
-                    env=environment,
-                    pass_fds=self.fds,
+                    env={**self._environment, **env},
+                    pass_fds=self.pass_fds,
                     start_new_session=True,  # no terminal: ssh-keygen would ask there for a passphrase
                 )
         except FileNotFoundError as error:
@@ -377,24 +354,13 @@ class Git:
             raise PublishError(FailureCode.GIT_MISSING, "git was not found", fix) from error
         except OSError as error:
             raise PublishError.from_os("git could not be started", error) from error
-        command = Command(process, args[0], self._timeout)
+        command = Command(process, args[0], self.timeout)
         self._active.append(command)
         if self._aborted.is_set():  # since the check above: `abort` may have missed this process
             command.end()
             self._finish(command)
             raise StoppedError
         return command
-
-    def _env(self) -> dict[str, str]:
-        if self._environment is None:
-            self._environment = self._build_environment(
-                worktree=self.worktree,
-                fds=self.fds,
-                helpers=[each for each in self.settings if self.fds and _HELPER.fullmatch(each[0])],
-                ssh=self.config("core.sshCommand", "ssh"),
-                variant=self.config("ssh.variant"),
-            )
-        return self._environment
 
     @contextmanager
     def _finishing(self, command: Command) -> Iterator[None]:
@@ -409,7 +375,7 @@ class Git:
         self.check_running()
         if command.is_expired:
             fix = "check the network and the remote, or raise BRITER_GIT_TIMEOUT_MS"
-            text = f"git {command.name} did not end within {self._timeout:g} s"
+            text = f"git {command.name} did not end within {self.timeout:g} s"
             raise PublishError(FailureCode.TIMEOUT, text, fix)
 
     def execute(self, args: Sequence[str]) -> subprocess.Popen[Any]:
@@ -426,18 +392,6 @@ class Git:
         if command in self._active:
             self._active.remove(command)
             self.killed += command.is_killed or command.process.returncode < 0  # the kernel kills, too
-
-
-@contextmanager
-def _readable(content: bytes | None) -> Iterator[IO[bytes] | int]:
-    """Yield what a process gets as its standard input: a file, which git may read or not; None: a pipe."""
-    if not content:
-        yield subprocess.PIPE if content is None else subprocess.DEVNULL
-        return
-    with tempfile.TemporaryFile() as file:
-        file.write(content)
-        file.seek(0)
-        yield file
 
 
 class _GitPython(GitPythonCommand):
