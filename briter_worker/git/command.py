@@ -42,7 +42,6 @@ class Command:
         """End the process after so many seconds from now, in place of an earlier deadline."""
         _watch_deadlines()
         _deadlines[self] = time.monotonic() + timeout
-        _has_deadlines.set()
 
     def expire(self) -> None:
         """End the process, unless it has exited: its deadline is over."""
@@ -97,7 +96,6 @@ class Command:
 
 
 _deadlines: dict[Command, float] = {}
-_has_deadlines = threading.Event()
 
 
 @cache
@@ -105,14 +103,11 @@ def _watch_deadlines() -> None:
     """Start the thread that ends the commands: one for each would cost 0.2 ms a command."""
 
     def run() -> None:
-        while _has_deadlines.wait():
+        while True:
             time.sleep(_STEP_S)
             for command, at in [*_deadlines.items()]:
                 if at <= time.monotonic() and _deadlines.pop(command, 0.0):
                     threading.Thread(target=command.expire, daemon=True).start()  # it may take seconds
-            _has_deadlines.clear()
-            if _deadlines:
-                _has_deadlines.set()
 
     threading.Thread(target=run, name="deadlines", daemon=True).start()
 

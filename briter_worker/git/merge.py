@@ -309,11 +309,9 @@ class Conflicts:
         commits = [item.commit(self._identity, now, files)]
         (commit,) = write_commits(repository.git, commits, parent=parent, ref=ref, progress=lambda *_: None)
         name = _branch_name(slug)
-        # Git keeps no branch below another one: for `a/b` beside `a`, a name without a slash is free.
-        free = (f"conflict/{name}", f"conflict/{name.replace('/', '-')}-{commit[:8]}")
         own = [base.conflicts[slug] for base in self._open.values() if slug in base.conflicts]
         candidates = {each.branch: each.commit for each in own if each.branch}
-        wanted = [*candidates.items(), *((branch, None) for branch in free)]
+        wanted = [*candidates.items(), (name, None), (f"{name}-{commit[:8]}", None)]
         kept = (branch for branch, expect in wanted if move_side_branch(repository, ref, branch, expect))
         branch = next(kept, "")
         repository.update_refs((ref, None, None))
@@ -348,7 +346,6 @@ class Conflicts:
 
 
 def _branch_name(slug: str) -> str:
-    """Return a slug as part of a branch's name: whatever git or a shell does not take becomes a dash."""
-    name = re.sub(r"[^\w/.-]+|\.\.+|/\.+|//+", "-", slug).strip("/.-")
-    name = re.sub(r"\.lock(?=/|$)", "-lock", name).encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
-    return name.rstrip("/.-") or "post"
+    """Return the branch for a slug: whatever is no letter, digit or underscore becomes a dash."""
+    name = re.sub(r"[^\w-]+", "-", slug).encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
+    return f"conflict/{name.strip('-') or 'post'}"
