@@ -418,9 +418,10 @@ class _Move:
             each = self.files[path]
             is_executable = each.new is not None and each.new.mode == _EXECUTABLE
             try:
-                each.temporary = self.work_tree.copy_beside(
-                    path, content, executable=is_executable, like=each.status
-                )
+                with content.open("rb") as source:
+                    each.temporary = self.work_tree.copy_beside(
+                        path, source, executable=is_executable, like=each.status
+                    )
             except OSError as error:
                 self.failed[path] = error
                 each.action = _Action.KEEP

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from briter_worker.git.run import Git
 
 _PATIENCE_S = 1.0
-"""A user's `git add` ends within this time; an editor or a stale lock does not."""
+"""A user's `git add` holds the lock for less; an editor or a stale lock does not."""
+_OWN_LOCK = b"briter-worker"
 _POLL_S = 0.01
 _SWITCH_S = 0.2
 """`git switch` writes the index, then HEAD: a younger index may be another branch's already."""
@@ -30,11 +31,7 @@ _Stamp = tuple[int, int, int]
 
 
 class Index:
-    """The index, changed in a copy that replaces it under git's own lock: git sees all of it or nothing.
-
-    The lock is a hard link of the copy: it is complete when it appears, and known as the worker's after a
-    crash.
-    """
+    """The index, changed in a copy that replaces it under git's own lock: git sees all of it or nothing."""
 
     def __init__(self, git: Git, branch_ref: str) -> None:
         self._git = git
@@ -46,14 +43,12 @@ class Index:
         self._contents = self._copy.with_name(f"{self._copy.name}-files")
         self._copied: _Stamp | None = None
         self.is_changed = False
-        self._is_held = False
-        self._waited_for: _Stamp | None = None
 
     def clear_leftovers(self) -> None:
         """Remove the copy and all that belongs to it, also of a dead worker."""
         self._copied = None
         with suppress(FileNotFoundError):
-            if self._lock.samefile(self._copy):
+            if self._lock.read_bytes() == _OWN_LOCK:
                 self._lock.unlink()
         self._copy.with_name(f"{self._copy.name}.lock").unlink(missing_ok=True)
         self._copy.unlink(missing_ok=True)
@@ -103,8 +98,6 @@ class Index:
             self._copied, self.is_changed = self.stamp(), False
             try:  # the same file is on the disk already; git never writes into it, but replaces its name
                 os.link(self._file, self._copy)
-            except FileNotFoundError:
-                raise
             except OSError:  # no hard links on this file system; the age tells what git may trust
                 shutil.copy2(self._file, self._copy)
         except FileNotFoundError as error:
@@ -156,7 +149,8 @@ class Index:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the index. Raises PublishError if another git command holds it, or has changed it since."""
-        self._take_lock()
+        while not self._try_lock():
+            time.sleep(_POLL_S)
         try:
             if self.stamp() != self._copied:
                 raise PublishError(
@@ -164,44 +158,28 @@ class Index:
                 )
             yield
         finally:
-            if self._is_held:
-                self._lock.unlink()
-                self._is_held = False
+            self._lock.unlink(missing_ok=True)
 
-    def _take_lock(self) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
+    def _try_lock(self) -> bool:
+        with suppress(FileNotFoundError):
             try:
-                self._make_lock()
+                with self._lock.open("xb") as lock:
+                    lock.write(_OWN_LOCK)
             except FileExistsError:
-                with suppress(FileNotFoundError):
-                    held = stamp(self._lock.stat())
-                    if time.monotonic() > deadline or held == self._waited_for:
-                        self._waited_for = held
-                        raise PublishError(
-                            FailureCode.LOCKED,
-                            f"another git command holds the index ({self._lock})",
-                            "let that command end; if none runs, remove the file",
-                        ) from None
-                time.sleep(_POLL_S)
+                if abs(time.time() - self._lock.stat().st_mtime) > _PATIENCE_S:
+                    raise PublishError(
+                        FailureCode.LOCKED,
+                        f"another git command holds the index ({self._lock})",
+                        "let that command end; if none runs, remove the file",
+                    ) from None
             else:
-                self._is_held = True
-                return
-
-    def _make_lock(self) -> None:
-        try:
-            os.link(self._copy, self._lock)
-        except FileExistsError:
-            raise
-        except OSError:  # no hard links on this file system
-            self._lock.open("xb").close()
+                return True
+        return False
 
     def place(self) -> None:
         """Put the copy in the place of the index, durably. Call it while the index is held."""
         if self.is_changed:
-            self._copy.replace(self._lock)  # nothing happens if both are the same file still
-            self._lock.replace(self._file)
-            self._is_held = False
+            self._copy.replace(self._file)
             sync_folder(self._file.parent)
 
 

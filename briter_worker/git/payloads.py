@@ -10,6 +10,7 @@ job brought it: in the CMS's work tree, too, a file is there once.
 
 from __future__ import annotations
 
+import io
 import stat
 import tempfile
 from contextlib import closing, contextmanager, suppress
@@ -39,7 +40,6 @@ from briter_worker.ports import RESTORE, BaseVersion, Payload, SubmittedFile, bl
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from briter_worker.git.push import File
     from briter_worker.git.staging import Staging
     from briter_worker.ports import BaseVersions, Claim, Payloads, PublishedVersion
 
@@ -109,14 +109,14 @@ def gather(
         for path in (*found.absent, *found.gone)
         if not any(is_inside(path, each) for each in history.sparse)
     }
-    files_sent = [history.submit(path, *each, saved_at) for path, each in read.items()]
-    files_sent += [history.submit(path, "", None, saved_at) for path in gone]
+    sent = [history.submit(path, *each, saved_at) for path, each in read.items()]
+    sent += [history.submit(path, "", None, saved_at) for path in gone]
     stays = (*found.closed, *history.sparse)
     whole = [each for each in found.folders if not any(is_inside(each, path) for path in stays)]
     return Gathered(
         root,
         tuple(path for path in declared if path not in left_out),
-        Payload(tuple(files_sent), tuple(whole)),
+        Payload(tuple(sent), tuple(whole)),
         left_out,
         tuple(path for path in found.missing if history.has_git),
         {blob: path for path, (_, blob) in read.items()},
@@ -176,36 +176,32 @@ def write_files(
     Return the reason for each path that was not written.
     """
     kept: dict[str, str] = {}
-    allowed: list[SubmittedFile] = []
-    for file in sorted(files, key=lambda file: file.saved_at):
+    versions: dict[str, list[SubmittedFile]] = {}
+    for file in sorted(files, key=_saved_at):
         try:
-            allowed.append(file._replace(path=allowlist.resolve(file.path)))
+            versions.setdefault(allowlist.resolve(file.path), []).append(file)
         except PathRefusedError as refused:
             kept[file.path] = refused.reason
-    history = _read_history(root, {file.path for file in allowed}, ())
-    expected = {file.path: {None, history.base(file.path)} for file in allowed}
+    history = _read_history(root, {*versions}, ())
     with tempfile.TemporaryDirectory() as aside, closing(WorkTree(root, Path(aside, "journal"))) as work_tree:
-        for file in allowed:
-            path, content = file.path, Path(aside, "content")
-            kept.pop(path, None)
-            if file.has_base:
-                expected[path].add(file.base)
+        for path, saves in versions.items():
+            file = saves[-1]
+            known = {None, history.base(path), *(each.blob for each in saves)}
+            known |= {each.base for each in saves if each.has_base}
             try:
                 status, here = work_tree.read(path)
-                is_done = here in {*expected[path], file.blob}
+                is_done = here in known
                 if is_done and here != file.blob:
                     new = None
                     if file.blob is not None:
-                        content.write_bytes(payloads.content(file.blob))
+                        content = io.BytesIO(payloads.content(file.blob))
                         is_executable = file.mode == "100755"
                         new = work_tree.copy_beside(path, content, executable=is_executable, like=status)
                     is_done = work_tree.put(new, path, status)
             except BlockedError as error:
                 kept[path] = str(error.strerror)
                 continue
-            if is_done:
-                expected[path].add(file.blob)
-            else:
+            if not is_done:
                 kept[path] = "it was changed here since; what is here will be published"
     return kept
 
@@ -219,7 +215,7 @@ class SubmittedCopies:
         self._store = store
         self._allowlist = staging.allowlist
         self._staging = staging
-        self._newest = _Newest({})
+        self._saves = _Saves({})
 
     def stage(
         self, claims: Sequence[Claim], *, tip: str, scheduled: Mapping[str, float]
@@ -227,12 +223,11 @@ class SubmittedCopies:
         """Return what each claim changes on `tip`, by its key."""
         payloads = dict(self._payloads.of([claim.key for claim in claims]))
         refused = self._resolve_undos(payloads)
-        self._newest = _Newest(payloads)
+        self._saves = saves = _Saves(payloads)
         git = self._repository.git
         try:
             with tempfile.TemporaryDirectory(prefix="worktree-", dir=git.state_dir) as folder:
-                unsound = self._write_files(Path(folder))
-                self._write_rules(Path(folder), tip, claims)
+                self._write_files(Path(folder), tip, claims)
                 git.worktree = Path(folder)
                 staged = self._staging.stage(claims, tip=tip, scheduled=scheduled)
         except UnavailableError:
@@ -241,20 +236,28 @@ class SubmittedCopies:
             raise PublishError.from_os("the posts' files cannot be written", error) from error
         finally:
             git.worktree = None
-        paths = {path for each in staged.values() for path in each.changes}
-        paths |= self._newest.files.keys()
-        versions, known = self._payloads.published(paths), self._store.bases(paths)
-        published = {path: version.saved_at for path, version in versions.items()}
+        paths = saves.files.keys() | {path for each in staged.values() for path in each.changes}
+        published, known = self._payloads.published(paths), self._store.bases(paths)
         for key, each in staged.items():
-            payload = payloads.get(key, Payload())
-            self._judge(each, payload, unsound, published, published.keys() | known.keys())
-            for file in payload.files:
-                version = versions.get(file.path)
-                is_newest = self._newest.files[file.path].saved_at == file.saved_at
-                if version and version.outdated_by and is_newest and file.saved_at < version.saved_at:
-                    base = known.get(file.path)
-                    if base is None or base.blob != file.blob:
-                        each.failure, each.changes = _outdated(file, version, base), {}
+            files = payloads[key].files if key in payloads else ()
+            left = each.rejected.keys() | each.changes.keys() | each.withheld.keys()
+            each.changes = {
+                path: change
+                for path, change in each.changes.items()
+                if saves.is_wanted(path, published.get(path), is_known=path in known)
+            }
+            each.unchanged = {
+                file.path: file.blob
+                for file in files
+                if file.path not in left
+                and saves.files[file.path].blob == file.blob
+                and not _is_older(file, published.get(file.path))
+            }
+            for file in files:
+                version, base = published.get(file.path), known.get(file.path)
+                is_outdated = version and version.outdated_by and _is_older(saves.files[file.path], version)
+                if version and is_outdated and (base is None or base.blob != file.blob):
+                    each.failure, each.changes = _outdated(file, version, base), {}
             if key in refused:
                 each.failure, each.changes = refused[key], {}
         return staged
@@ -279,100 +282,35 @@ class SubmittedCopies:
             payloads[key] = payload._replace(files=tuple(files))
         return refused
 
-    def _write_files(self, root: Path) -> dict[str, str]:
-        """Write the files; return the reason for each path whose content is not what was saved."""
-        unsound = {}
-        for file in self._newest.present():
-            # What was saved later may be a file where this has a folder, or the other way round.
-            with suppress(PathRefusedError, FileExistsError, NotADirectoryError):
-                path = root / self._allowlist.resolve(file.path)
-                self._repository.git.check_running()
-                try:
-                    content = self.read(str(file.blob))
-                except LookupError:
-                    content = b""
-                if blob_id(content, len(str(file.blob))) != file.blob:
-                    unsound[file.path] = f"the content of {file.path} is not what was saved"
-                    continue
-                _write_new(path, content)
-                path.chmod(0o755 if file.mode == "100755" else 0o644)
-        return unsound
-
-    def _write_rules(self, root: Path, tip: str, claims: Sequence[Claim]) -> None:
-        """Write the rule files along the folders, unless the CMS changed or removed them."""
-        folders, files = {""}, {file.path for file in self._newest.present()}
-        wanted = set[str]()
-        for path in (*self._newest.files, *(path for claim in claims for path in claim.job.paths)):
+    def _write_files(self, root: Path, tip: str, claims: Sequence[Claim]) -> None:
+        """Write the files, and the tip's rule files along their folders, unless the CMS has removed those."""
+        allowed, folders = dict[str, SubmittedFile | None](), {""}
+        for path in (*(path for claim in claims for path in claim.job.paths), *self._saves.files):
             with suppress(PathRefusedError):
-                resolved = self._allowlist.resolve(path)
-                wanted.add(resolved)
-                folders.update(parents(resolved if path in files else f"{resolved}/"))
+                resolved, file = self._allowlist.resolve(path), self._saves.last(path)
+                allowed[resolved] = file
+                folders.update(parents(resolved if file and file.blob else f"{resolved}/"))
+        there = {path: file for path, file in allowed.items() if file and file.blob}
+        for path, file in sorted(there.items(), key=lambda item: item[1].saved_at, reverse=True):
+            self._repository.git.check_running()
+            _write_new(root / path, self.read(str(file.blob)), 0o755 if file.mode == "100755" else 0o644)
         rules = {f"{folder}/{name}".lstrip("/") for folder in folders for name in _RULES}
         # Asked together with what staging asks for next: the repository remembers it.
         found = {
             path: entry.blob
-            for path, entry in self._repository.entries(tip, rules | wanted | folders - {""}).items()
+            for path, entry in self._repository.entries(tip, rules | allowed.keys() | folders - {""}).items()
             if path in rules
             and entry.mode in ("100644", "100755")
-            and (path.endswith(".gitattributes") or self._newest.gone_at(path) is None)
+            and (path.endswith(".gitattributes") or (last := self._saves.last(path)) is None or last.blob)
         }
         contents = self._repository.blobs(found.values()) if found else []
         for path, content in zip(found, contents, strict=True):
-            with suppress(FileExistsError, NotADirectoryError):
-                _write_new(root / path, content)
-
-    def _judge(
-        self,
-        staged: Staged,
-        payload: Payload,
-        unsound: Mapping[str, str],
-        published: Mapping[str, float],
-        known: Collection[str],
-    ) -> None:
-        """Leave out what nobody saved; name what the payload brings and the tip has already."""
-        if broken := next((file.path for file in payload.files if file.path in unsound), None):
-            staged.failure = Failure(FailureCode.INTERNAL, unsound[broken], "save the post again")
-            staged.changes = {}
-            return
-        for file in payload.files:
-            try:
-                self._allowlist.resolve(file.path)
-            except PathRefusedError as refusal:
-                staged.rejected.setdefault(file.path, refusal.reason)
-        left = staged.rejected.keys() | staged.changes.keys() | staged.withheld.keys()
-        staged.changes = {
-            path: each
-            for path, each in staged.changes.items()
-            if self._is_wanted(path, each, published, known)
-        }
-        staged.unchanged = {
-            file.path: file.blob
-            for file in payload.files
-            if file.path not in left
-            and self._newest.files[file.path].blob == file.blob
-            and file.saved_at >= published.get(file.path, file.saved_at)
-        }
-
-    def _is_wanted(
-        self, path: str, change: File | None, published: Mapping[str, float], known: Collection[str]
-    ) -> bool:
-        """Return True if the CMS saved the path, and not before the published version."""
-        own = self._newest.files.get(path)
-        saved_at = self._newest.gone_at(path)
-        if change is not None and own is not None:
-            saved_at = own.saved_at
-        if saved_at is None:
-            return False
-        if change is None and own is None and path not in known:
-            lacking = list(self._newest.lacking(path))
-            if lacking and all(each.names_deletions for each in lacking):
-                return False  # no copy of the CMS's had it, nor lost it: a colleague has added it
-        return saved_at == _UNKNOWN or saved_at >= published.get(path, saved_at)
+            _write_new(root / path, content)
 
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Return what came with the jobs, or what is remembered of earlier publications."""
         known = self._store.bases(paths)
-        own = {path: self._newest.files[path] for path in paths if path in self._newest.files}
+        own = {path: self._saves.files[path] for path in paths if path in self._saves.files}
         submitted = {path: file.base for path, file in own.items() if file.has_base}
         found = {path: Base(base) for path, base in submitted.items()}
         entries = self._repository.entries(tip, known.keys() & submitted.keys())
@@ -426,60 +364,62 @@ def _outdated(file: SubmittedFile, version: PublishedVersion, base: BaseVersion 
     )
 
 
-def _write_new(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("xb") as file:
-        file.write(content)
+def _write_new(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write the file, unless one is there, or what was saved later has a folder there or a file above it."""
+    with suppress(FileExistsError, NotADirectoryError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            file.write(content)
+        path.chmod(mode)
 
 
-class _Snapshot(NamedTuple):
+def _is_older(file: SubmittedFile, published: PublishedVersion | None) -> bool:
+    return published is not None and file.saved_at < published.saved_at
+
+
+class _Folder(NamedTuple):
     """All that was below a folder when it was saved."""
 
-    folder: str
     saved_at: float
-    paths: frozenset[str]
+    paths: Collection[str]
     names_deletions: bool
     """The CMS's own git knows what was there, so that the job names each deleted file."""
 
 
-def _snapshot(folder: str, payload: Payload) -> _Snapshot:
-    folder = folder.rstrip("/")
-    below = [file for file in payload.files if file.path.startswith(f"{folder}/")]
-    saved_at = max((file.saved_at for file in below or payload.files), default=_UNKNOWN)
-    present = frozenset(file.path for file in below if file.blob is not None)
-    return _Snapshot(folder, saved_at, present, any(file.has_base for file in payload.files))
-
-
-class _Newest:
-    """Of all that a batch's jobs brought, the version of each path saved last."""
+class _Saves:
+    """What a batch's jobs say of each path; of several, the one saved last counts."""
 
     def __init__(self, payloads: Mapping[str, Payload]) -> None:
         files = sorted((file for each in payloads.values() for file in each.files), key=_saved_at)
         self.files = {file.path: file for file in files}
-        folders = [_snapshot(folder, each) for each in payloads.values() for folder in each.folders]
-        folders += [  # what was deleted may have been a folder
-            _Snapshot(file.path, file.saved_at, frozenset(), file.has_base)
-            for file in self.files.values()
-            if file.blob is None
+        # What was deleted may have been a folder.
+        gone = (file for file in self.files.values() if file.blob is None)
+        folders = [(file.path, _Folder(file.saved_at, (), file.has_base)) for file in gone]
+        for payload in payloads.values():
+            has_git = any(file.has_base for file in payload.files)
+            for folder in payload.folders:
+                below = [file for file in payload.files if is_inside(folder, file.path)]
+                saved_at = max(map(_saved_at, below or payload.files), default=_UNKNOWN)
+                folders.append((folder, _Folder(saved_at, {file.path for file in below}, has_git)))
+        self._folders = dict(sorted(folders, key=lambda item: item[1].saved_at))
+
+    def last(self, path: str) -> SubmittedFile | None:
+        """Return the file as it was saved last, or as it was absent; None where no job has anything of it."""
+        own = [self.files[path]] if path in self.files else []
+        above = [folder for each in parents(path) if (folder := self._folders.get(each))]
+        absent = [
+            SubmittedFile(path, "", None, each.saved_at, None, each.names_deletions)
+            for each in above
+            if path not in each.paths
         ]
-        self._snapshots = {each.folder: each for each in sorted(folders, key=_saved_at)}
+        return max(own + absent, key=_saved_at, default=None)
 
-    def present(self) -> list[SubmittedFile]:
-        """Return the files that are there, newest first."""
-        there = (file for file in self.files.values() if file.blob is not None)
-        found = [file for file in there if (self.gone_at(file.path) or _UNKNOWN) <= file.saved_at]
-        return sorted(found, key=_saved_at, reverse=True)
+    def is_wanted(self, path: str, published: PublishedVersion | None, *, is_known: bool) -> bool:
+        """Return True if a change of the path is the CMS's, and was not saved before the published version.
 
-    def gone_at(self, path: str) -> float | None:
-        """Return when the path was last seen to be absent; None if it never was."""
-        times = [snapshot.saved_at for snapshot in self.lacking(path)]
-        own = self.files.get(path)
-        if own is not None and own.blob is None:
-            times.append(own.saved_at)
-        return max(times, default=None)
-
-    def lacking(self, path: str) -> Iterator[_Snapshot]:
-        for folder in parents(path):
-            snapshot = self._snapshots.get(folder)
-            if snapshot is not None and path not in snapshot.paths:
-                yield snapshot
+        `is_known`: a copy of the CMS's had the file.
+        """
+        last = self.last(path)
+        if last is None or (path not in self.files and last.has_base and not (is_known or published)):
+            return False  # a colleague has added the file: no copy of the CMS's had it, nor lost it
+        return last.saved_at == _UNKNOWN or not _is_older(last, published)

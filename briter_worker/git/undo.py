@@ -6,11 +6,10 @@ worker may run meanwhile. Neither the index nor a ref changes.
 
 from __future__ import annotations
 
+import io
 import os
 import re
-import tempfile
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import filelock
@@ -24,6 +23,7 @@ from briter_worker.job import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.git.repository import Entry, Repository
@@ -254,12 +254,10 @@ def _write(git: Git, work_tree: WorkTree, files: _Versions, stats: _Stats, done:
     for path, entry in files.items():
         if entry is None:
             continue
-        with tempfile.NamedTemporaryFile(dir=git.state_dir, prefix="index-undo-") as content:
-            command = ("cat-file", "--filters", f"--path={path}", entry.blob)
-            content.write(git.run(*command, what=f"{path} could not be read"))
-            content.flush()
-            source, is_executable = Path(content.name), entry.mode == "100755"
-            copies[path] = work_tree.copy_beside(path, source, executable=is_executable, like=stats[path])
+        command = ("cat-file", "--filters", f"--path={path}", entry.blob)
+        content = io.BytesIO(git.run(*command, what=f"{path} could not be read"))
+        is_executable = entry.mode == "100755"
+        copies[path] = work_tree.copy_beside(path, content, executable=is_executable, like=stats[path])
     for path in sorted(files, key=lambda path: path in copies):
         if not work_tree.put(copies.get(path), path, stats[path]):
             raise _edited([path])

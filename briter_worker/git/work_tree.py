@@ -16,7 +16,7 @@ import shutil
 import signal
 import stat
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from briter_worker.ports import blob_hash
 
@@ -78,14 +78,15 @@ class WorkTree:
                 blob.update(piece)
         return status, blob.hexdigest()
 
-    def copy_beside(self, path: str, source: Path, *, executable: bool, like: os.stat_result | None) -> str:
-        """Copy a file beside `path`, on the same file system, durably. Return the copy's path.
+    def copy_beside(
+        self, path: str, content: IO[bytes], *, executable: bool, like: os.stat_result | None
+    ) -> str:
+        """Write a file beside `path`, on the same file system, durably. Return its path.
 
         Its owner, group and mode are those of `like`, the file that it is to replace; else the folder's.
         """
         temporary = self._new_name(self._nearest_folder(path))
         with (
-            source.open("rb") as content,
             self._parent(temporary) as (parent, name),
             os.fdopen(os.open(name, _NEW_FILE, 0o600, dir_fd=parent), "wb") as file,
         ):
