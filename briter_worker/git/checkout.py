@@ -129,12 +129,12 @@ class Checkout:
         """Return what the mirror remembers."""
         return self._state.read()
 
-    def agreed(self, tip: str) -> str | None:
-        """Return the commit where the local branch and the remote's `tip` last agreed."""
+    def agreed(self, tip: str) -> str:
+        """Return the commit where the local branch and the remote's `tip` last agreed, else `tip`."""
         local = self._local()
         if local in ("", tip):
-            return local or None
-        return self.git.attempt("merge-base", local, tip)[1].decode().strip() or None
+            return tip
+        return self.git.attempt("merge-base", local, tip)[1].decode().strip() or tip
 
     def _local(self) -> str:
         return self.repository.ref(self.repository.branch_ref) or ""
@@ -313,15 +313,6 @@ class _Move:
             files[path] = _File(entries.get(path), entries.get(path), bases[path], is_published=True)
         return files
 
-    def _former_versions(self) -> set[tuple[str, str]]:
-        """Return the paths and versions that the remote had between the two commits.
-
-        A sync that was killed, or whose branch a user has set back, wrote such a file: it is no edit.
-        """
-        command = ("log", "-z", "-m", "--raw", "--format=", "--no-renames", "--no-abbrev")
-        out = self.checkout.git.run(*command, f"{self.old}..{self.new}", "--")
-        return {(path, after.blob) for _, path, _, after in read_raw(out) if after}
-
     def paths(self, *actions: _Action) -> list[str]:
         return [path for path, file in self.files.items() if file.action in actions]
 
@@ -366,7 +357,7 @@ class _Move:
 
     def _compare(self) -> None:
         """Decide what happens to each file."""
-        unknown, edited = [], {}
+        unknown = []
         for path, each in self.files.items():
             if path in self.skipped and path not in self.state.bases and not _is_special(each.old):
                 each.action = _Action.LEAVE_OUT
@@ -382,12 +373,7 @@ class _Move:
             if found not in (None, each.base, blob_of(each.new)) and not _is_special(each.new):
                 unknown.append(path)  # git may convert the file
         for path, found in zip(unknown, hash_files(self.checkout.git, unknown), strict=True):
-            each = self.files[path]
-            each.action = self._decide(path, each, found)
-            if each.action is _Action.KEEP and not each.is_published:
-                edited[path] = found
-        for path, _ in self._former_versions() & edited.items() if edited else ():
-            self.files[path].action = _Action.WRITE
+            self.files[path].action = self._decide(path, self.files[path], found)
 
     def _decide(self, path: str, each: _File, found: str | None) -> _Action:
         """Return what happens to a file whose version `found` is."""

@@ -60,8 +60,6 @@ class Folders:
         if known is not None:
             return known
         parent, _, name = folder.rpartition("/")
-        if name in ("", ".", ".."):
-            raise PathRefusedError(folder, "it has an empty part, or a part . or .., in it; write it in full")
         fd = _open_at(self.open(parent), name, _FOLDER)
         try:
             _check_folder(fd, folder)
@@ -104,8 +102,6 @@ class Folders:
         fd = _open_at(self.open(parent), name, _FILE)
         try:
             status = os.fstat(fd)
-            if stat.S_ISDIR(status.st_mode):
-                raise IsADirectoryError(errno.EISDIR, "a folder took its place meanwhile", name)
             if not stat.S_ISREG(status.st_mode):
                 raise _refusal(path, status.st_mode)
             if status.st_size > max_bytes:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, PublishError
 from briter_worker.git.checkout import MirrorState
-from briter_worker.git.index import hash_files, set_entries
+from briter_worker.git.index import set_entries
 from briter_worker.git.push import FilePlans, push, push_large_files, write_commit
 from briter_worker.git.repository import Entry, name_some
 
@@ -183,12 +182,12 @@ class _Rebase:
             f"of {name_some(paths)}; nothing was changed",
             f"git worktree add --detach ../rebase {branch}, and there: git rebase {remote}/{branch}, resolve "
             f"the conflicts, git push {remote} HEAD:{branch}; then in the site: git reset "
-            f"{(self._agreed or self._tip)[:10]}",
+            f"{self._agreed[:10]}",
         )
 
     def _find_published(self) -> None:
         bases = self._checkout.state().bases
-        if self._agreed is None or not bases:
+        if not bases:
             return
         line = [self._agreed, *(each.commit for each in self._commits)]
         for commit in {*line, *(each.parent for each in self._commits)}:
@@ -202,16 +201,10 @@ class _Rebase:
                 self._published.setdefault(commit, {})[path] = entry
 
     def _commits_before(self, path: str, base: FileBase, line: Sequence[str]) -> Collection[str]:
-        """Return the commits that were made before the file was published."""
-        if base.committed != "":
-            same = {each for each, blobs in self._blobs.items() if blobs[path] == base.committed}
-            last = max((number for number, each in enumerate(line) if each in same), default=0)
-            return same.union(line[: last + 1])
-        # A user held the index at that time: what was committed may be older or newer. But if the file
-        # still is what was published, nothing newer is missing.
-        file = Path(self._git.worktree or "", path)
-        found = hash_files(self._git, [path])[0] if file.is_file() else None
-        return list(self._blobs) if found == base.blob else []
+        """Return the commits that were made before the file was published; none if that is unknown."""
+        same = {each for each, blobs in self._blobs.items() if blobs[path] == base.committed}
+        last = max((number for number, each in enumerate(line) if each in same), default=-1)
+        return same.union(line[: last + 1])
 
     def _counted(self, commit: LocalCommit, which: str) -> dict[str, Entry | None]:
         """Return what counts as the version that this commit, or its parent, has of paths that it changed."""

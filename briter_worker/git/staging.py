@@ -8,13 +8,12 @@ endings.
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import tempfile
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from briter_worker.allowlist import PathRefusedError, is_inside, normalized, parents
@@ -36,6 +35,7 @@ from briter_worker.ports import blob_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.git.folders import Stamp
@@ -46,20 +46,13 @@ _CHECK_ATTRIBUTES = (
     *("check-attr", "-z", "--stdin"),
     *("filter", "text", "eol", "crlf", "ident", "working-tree-encoding"),
 )
-_RULES = {
-    ".gitattributes": ("info/attributes", "core.attributesFile", "attributes"),
-    ".gitignore": ("info/exclude", "core.excludesFile", "ignore"),
-}
-"""By kind of rule file: the repository's own, the setting that names another, and the user's own."""
 _ALL_TEXT = ("true", "input", "1")
-_FEW_PATHS = 100
 _LARGE = 4 << 20
 """Git reads larger files, so that they are not kept in memory."""
 _PROGRESS_STEP = 100
 _TRIES = 10
 _PAUSE_S = 0.02
 IGNORED = "git ignores it; see git check-ignore -v, and change .gitignore"
-_NO_BASES: Mapping[str, str | None] = {}
 
 
 class _Read(NamedTuple):
@@ -84,7 +77,7 @@ class Staging:
         *,
         tip: str,
         scheduled: Mapping[str, float],
-        bases: Mapping[str, str | None] = _NO_BASES,
+        bases: Mapping[str, str | None] = MappingProxyType({}),
     ) -> dict[str, Staged]:
         """Return what each claim changes on `tip`, by its key. Raises StoppedError after an abort.
 
@@ -138,20 +131,17 @@ class WorkTreeCopies:
     ) -> Mapping[str, Staged]:
         """Return what differs from the versions that the work tree's files are edits of."""
         kept = {path: base.blob for path, base in self.checkout.state().bases.items()}
-        return self._staging.stage(claims, tip=self._agreed(tip), scheduled=scheduled, bases=kept)
+        return self._staging.stage(claims, tip=self.checkout.agreed(tip), scheduled=scheduled, bases=kept)
 
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Return the remembered versions, else those of the commit where mirror and remote agreed."""
         known = self.checkout.state().bases
         found = {path: Base(known[path].blob) for path in paths if path in known}
-        agreed = self._agreed(tip)
+        agreed = self.checkout.agreed(tip)
         if agreed != tip:
             entries = self._repository.entries(agreed, paths)
             found = {path: Base.of(entries.get(path)) for path in paths} | found
         return found
-
-    def _agreed(self, tip: str) -> str:
-        return self.checkout.agreed(tip) or tip
 
 
 class _Batch:
@@ -224,11 +214,9 @@ class _Batch:
 
     def _drop_sparse(self, batch: Collection[Staged]) -> None:
         """Nobody deleted what a sparse checkout, or the mirror, leaves out of the work tree."""
-        gone = {path for staged in batch for path in staged.gone} - self._bases.keys()
-        few = len(gone) <= _FEW_PATHS
-        skipped = (
-            sparse_paths(self._git, gone if few else self._staging.allowlist.folders) - self._bases.keys()
-        )
+        if not any(staged.gone for staged in batch):
+            return
+        skipped = sparse_paths(self._git, self._staging.allowlist.folders) - self._bases.keys()
         for staged in batch:
             for path in skipped & staged.gone.keys():
                 del staged.gone[path]
@@ -250,25 +238,26 @@ class _Batch:
 
         Some editors save by removing the file and writing it again: a path that was gone may come back.
         """
-        paths = dict.fromkeys(path for staged in batch for path in staged.files)
-        self._read.update((path, None) for staged in batch for path in staged.gone if path not in paths)
-        paths.update(dict.fromkeys(self._read))
+        self._read = {path: None for staged in batch for path in staged.gone}
+        todo = list(dict.fromkeys(path for staged in batch for path in staged.files))
+        paths = dict.fromkeys([*self._read, *todo])
         for attempt in range(_TRIES):
-            changed = [path for path in paths if self._has_changed(path)]
-            if not changed:
+            if todo:
+                self._read_once(todo)
+            todo = [path for path in paths if self._has_changed(path)]
+            if not todo:
                 return
             if attempt:
                 time.sleep(_PAUSE_S)
-            self._read_once(changed)
-        for path in filter(self._has_changed, changed):
+        for path in todo:
             text = f"{path} keeps changing while it is read"
             self._read[path] = PublishError(FailureCode.UNSETTLED, text, "write it elsewhere, then rename")
 
     def _has_changed(self, path: str) -> bool:
-        known = self._read.get(path)
-        if path not in self._read or isinstance(known, PublishError):
-            return known is None
-        return self._folders.stamp(path) != (known.stamp if known else None)
+        read = self._read[path]
+        if isinstance(read, PublishError):
+            return False
+        return self._folders.stamp(path) != (read.stamp if read else None)
 
     def _read_once(self, paths: Sequence[str]) -> None:
         self._find_filtered(paths)
@@ -423,20 +412,10 @@ def ignored_paths(git: Git, paths: Collection[str]) -> set[str]:
 
 
 def _has_rules(git: Git, paths: Iterable[str], name: str) -> bool:
-    """Return False if no file of rules can concern the paths: then git need not be asked."""
-    if (git.git_dir / "index").exists():  # git looks there, too
-        return True
-    info, key, of_user = _RULES[name]
-    if git.config(key):
-        return True
+    """Return False if a cluster's clone, which has no index, has no such file: then git need not be asked."""
     folders = {"", *(above for path in paths for above in parents(path))}
-    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111 - never raises
-    places = [git.git_dir / info, Path(home, "git", of_user)]
-    places += [cast("Path", git.worktree) / folder / name for folder in folders]
-    if name == ".gitattributes":  # the system's, of a git in /usr and of any other one
-        program = shutil.which("git") or "/usr/bin/git"
-        places += [Path("/etc/gitattributes"), Path(program).parents[1] / "etc/gitattributes"]
-    return any(map(os.path.lexists, places))
+    root = cast("Path", git.worktree)
+    return (git.git_dir / "index").exists() or any(os.path.lexists(root / each / name) for each in folders)
 
 
 def sparse_paths(git: Git, paths: Collection[str]) -> set[str]:
