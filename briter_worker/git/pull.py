@@ -15,12 +15,12 @@ from briter_worker.errors import DeclinedError, FailureCode, PublishError
 from briter_worker.git.checkout import MirrorState
 from briter_worker.git.index import set_entries
 from briter_worker.git.push import FilePlans, push, push_large_files, write_commit
-from briter_worker.git.repository import Entry, name_some
+from briter_worker.git.repository import COMMIT_MARK, Entry, blob_of, name_some, read_raw
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from briter_worker.git.checkout import Checkout, FileBase
+    from briter_worker.git.checkout import Checkout
     from briter_worker.git.repository import LocalCommit, Repository
 
 _MAX_RACES = 5
@@ -118,8 +118,8 @@ def _push(repository: Repository, new: str, tip: str) -> bool:
 class _Rebase:
     """Puts local commits onto the remote's tip. Nothing of the site changes.
 
-    A published file was read from a work tree that had the local commits up to then. So its published version
-    counts as their version of the file: they must not change it once more.
+    A published file was read from a work tree that had the local commits up to then: they must not change it
+    once more. What was committed later is an edit of the published version.
     """
 
     def __init__(
@@ -127,15 +127,15 @@ class _Rebase:
     ) -> None:
         self._repository = repository
         self._git = repository.git
-        self._checkout = checkout
         self._tip = tip
         self._commits = commits
         self._agreed = checkout.agreed(tip)
+        self._bases = checkout.state().bases
         self._index = {"GIT_INDEX_FILE": str(self._git.state_dir / "index-rebase")}
-        self._blobs: dict[str, dict[str, str | None]] = {}
-        """By commit: its versions of the paths that were published since the local branch left the remote."""
-        self._published: dict[str, dict[str, Entry | None]] = {}
-        """By commit: the published versions of the paths that were published after it was made."""
+        self._before: dict[str, dict[str, Entry | None]] = {}
+        """By commit: the published version of each path that the commit changed."""
+        self._same: dict[str, dict[str, Entry | None]] = {}
+        """By commit: those that the commit leaves as they were published."""
 
     def run(self) -> str:
         """Return the last rebased commit. Raises DeclinedError if a commit conflicts."""
@@ -151,9 +151,9 @@ class _Rebase:
     def _pick(self, commit: LocalCommit, onto: str) -> str:
         """Return a commit on `onto` with the same changes; `onto` itself if that has them already."""
         content = self._git.run("cat-file", "commit", commit.commit)
-        own, before = self._counted(commit, commit.commit), self._counted(commit, commit.parent)
-        base = self._write_tree(commit.parent, own | before)
-        theirs, ours = self._write_tree(commit.commit, own), self._write_tree(onto, {})
+        base = self._write_tree(commit.parent, self._before.get(commit.commit, {}))
+        theirs = self._write_tree(commit.commit, self._same.get(commit.commit, {}))
+        ours = self._write_tree(onto, {})
         header, _, message = content.partition(b"\n\n")
         fields = dict(line.split(b" ", 1) for line in header.splitlines() if not line.startswith(b" "))
         people, encoding = (fields[b"author"], fields[b"committer"]), fields.get(b"encoding", b"UTF-8")
@@ -186,31 +186,24 @@ class _Rebase:
         )
 
     def _find_published(self) -> None:
-        bases = self._checkout.state().bases
+        # While the index was held, nobody knows what was committed before.
+        bases = {path: base for path, base in self._bases.items() if base.committed != ""}
         if not bases:
             return
-        line = [self._agreed, *(each.commit for each in self._commits)]
-        for commit in {*line, *(each.parent for each in self._commits)}:
-            entries = self._repository.entries(commit, bases)
-            self._blobs[commit] = {path: entries[path].blob if path in entries else None for path in bases}
-        on_remote = self._repository.entries(self._tip, bases)
-        for path, base in bases.items():
+        on_remote, seen = self._repository.entries(self._tip, bases), set[str]()
+        command = ("log", "-z", "--raw", "--no-renames", "--no-abbrev", "--no-merges", "--topo-order")
+        local = (f"--format={COMMIT_MARK}%H", self._repository.branch_ref, "--not", self._tip, "--")
+        for commit, path, _, new in read_raw(self._git.run(*command, *local)):  # newest first
+            if path not in bases:
+                continue
+            base = bases[path]
             mode = on_remote[path].mode if path in on_remote else "100644"
-            entry = Entry(mode, base.blob) if base.blob else None
-            for commit in self._commits_before(path, base, line):
-                self._published.setdefault(commit, {})[path] = entry
-
-    def _commits_before(self, path: str, base: FileBase, line: Sequence[str]) -> Collection[str]:
-        """Return the commits that were made before the file was published; none if that is unknown."""
-        same = {each for each, blobs in self._blobs.items() if blobs[path] == base.committed}
-        last = max((number for number, each in enumerate(line) if each in same), default=-1)
-        return same.union(line[: last + 1])
-
-    def _counted(self, commit: LocalCommit, which: str) -> dict[str, Entry | None]:
-        """Return what counts as the version that this commit, or its parent, has of paths that it changed."""
-        blobs, before = self._blobs.get(commit.commit, {}), self._blobs.get(commit.parent, {})
-        published = self._published.get(which, {})
-        return {path: entry for path, entry in published.items() if blobs[path] != before[path]}
+            published = self._before.setdefault(commit, {})[path] = (
+                Entry(mode, base.blob) if base.blob else None
+            )
+            if path in seen or blob_of(new) == base.committed:
+                self._same.setdefault(commit, {})[path] = published
+            seen.add(path)
 
     def _write_tree(self, commit: str, changes: Mapping[str, Entry | None]) -> str:
         self._git.run("read-tree", commit or "--empty", env=self._index)
