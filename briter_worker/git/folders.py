@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -245,13 +246,9 @@ class Staged:
                 is_here = path in self.files or any(is_inside(each, path) for each in closed)
                 if is_here or entry is None or entry.mode in (FOLDER, SUBMODULE):
                     continue
-                if allowlist.exclusion(path):
-                    continue
-                try:
+                with suppress(PathRefusedError):
                     allowlist.resolve(path)
                     self.gone[path] = None
-                except PathRefusedError as refusal:
-                    self.rejected[path] = refusal.reason
 
     def withhold(self, scheduled: Mapping[str, float]) -> None:
         """Leave out what scheduled jobs declare, unless a declared path is more specific."""

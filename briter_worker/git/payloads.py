@@ -90,12 +90,11 @@ def gather(
                 found.expand(folders, allowlist, path)
             history = _read_history(root, set(found.places.values()), found.files)
             found.compare(history.tree, allowlist)
-            files = [path for path in found.files if path not in history.ignored]
-            read = {}
-            for path in files:
+            sent: dict[str, tuple[str, str | None]] = {}
+            for path in [path for path in found.files if path not in history.ignored]:
                 status, content = folders.read(path, max_bytes)
                 mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
-                read[path] = mode, blob_id(content or b"")  # jobs name their contents by SHA-1
+                sent[path] = mode, blob_id(content or b"")  # jobs name their contents by SHA-1
     except PublishError as error:
         raise GatherError(error.message, error.fix) from error
     # What the allowlist refuses is declared all the same: the worker refuses and logs it.
@@ -103,23 +102,24 @@ def gather(
     left_out = {found.places.get(each, each): found.rejected[each] for each in refused}
     declared = dict.fromkeys(found.places.get(each, each) for each in paths)
     left_out |= dict.fromkeys(history.ignored & declared.keys(), IGNORED)
+    sources = {blob: path for path, (_, blob) in sent.items() if blob}
     # Absent paths are sent as deleted, also unknown ones: another copy may have them.
-    gone = {
-        path: None
-        for path in (*found.absent, *found.gone)
-        if not any(is_inside(path, each) for each in history.sparse)
-    }
-    sent = [history.submit(path, *each, saved_at) for path, each in read.items()]
-    sent += [history.submit(path, "", None, saved_at) for path in gone]
+    for path in (*found.absent, *found.gone):
+        if not any(is_inside(path, each) for each in history.sparse):
+            sent[path] = "", None
+    files = [
+        SubmittedFile(path, *each, saved_at, history.base(path), history.has_git)
+        for path, each in sent.items()
+    ]
     stays = (*found.closed, *history.sparse)
     whole = [each for each in found.folders if not any(is_inside(each, path) for path in stays)]
     return Gathered(
         root,
         tuple(path for path in declared if path not in left_out),
-        Payload(tuple(sent), tuple(whole)),
+        Payload(tuple(files), tuple(whole)),
         left_out,
         tuple(path for path in found.missing if history.has_git),
-        {blob: path for path, (_, blob) in read.items()},
+        sources,
     )
 
 
@@ -137,9 +137,6 @@ class _History:
     def base(self, path: str) -> str | None:
         entry = self.tree.get(path)
         return None if entry is None or entry.mode in (FOLDER, SUBMODULE) else entry.blob
-
-    def submit(self, path: str, mode: str, blob: str | None, saved_at: float) -> SubmittedFile:
-        return SubmittedFile(path, mode, blob, saved_at, self.base(path), self.has_git)
 
 
 def _read_history(root: Path, places: set[str], files: Iterable[str]) -> _History:
@@ -309,15 +306,13 @@ class SubmittedCopies:
 
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Return what came with the jobs, or what is remembered of earlier publications."""
-        known = self._store.bases(paths)
-        own = {path: self._saves.files[path] for path in paths if path in self._saves.files}
-        submitted = {path: file.base for path, file in own.items() if file.has_base}
-        found = {path: Base(base) for path, base in submitted.items()}
-        entries = self._repository.entries(tip, known.keys() & submitted.keys())
+        known, own = self._store.bases(paths), self._saves.files
+        found = {path: Base(own[path].base) for path in paths if path in own and own[path].has_base}
+        entries = self._repository.entries(tip, known.keys() & found.keys())
         for path, version in known.items():
             # The remembered version is what the copy was published as. Where the copy has seen what the
             # remote has now, that is newer.
-            if path not in entries or submitted[path] != entries[path].blob:
+            if path not in entries or found[path].blob != entries[path].blob:
                 found[path] = Base(version.blob)
         return found
 

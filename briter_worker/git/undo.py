@@ -121,7 +121,7 @@ def restored(
     tip, goal = _find_goal(repository, last, to)
     paths = _changed_paths(repository, commits, goal)
     wanted, now = _versions(repository, goal, paths), _versions(repository, tip, paths)
-    if all(wanted[path] == now[path] for path in paths):
+    if wanted == now:
         raise DeclinedError(
             f"the remote has the version of {goal[:10]} already", "choose another version: --to COMMIT"
         )
@@ -134,7 +134,7 @@ def restored(
         filelock.FileLock(folder / LOCK_NAME, timeout=_LOCK_TIMEOUT_S),
         closing(WorkTree(cast("Path", repository.git.worktree), folder / "undo-files")) as work_tree,
     ):
-        _put_files(repository, work_tree, paths, known)
+        _put_files(repository, work_tree, known)
         yield paths
 
 
@@ -210,42 +210,37 @@ def _versions(repository: Repository, commit: str, paths: Collection[str]) -> _V
     return {path: entries.get(path) for path in paths}
 
 
-def _put_files(
-    repository: Repository, work_tree: WorkTree, paths: Collection[str], known: Sequence[_Versions]
-) -> None:
+def _put_files(repository: Repository, work_tree: WorkTree, known: Sequence[_Versions]) -> None:
     """Bring all files, or none, to the first of the known versions. Raises DeclinedError for an edit."""
     work_tree.clear_temporary()  # of an undo that was killed
-    found, stats = _compare(repository, work_tree, paths, known)
-    wanted = {path: entry for path, entry in known[0].items() if entry != found[path]}
-    done: list[str] = []
-    try:
-        _write(repository.git, work_tree, wanted, stats, done)
-    except BaseException:
-        before = {path: found[path] for path in done}
-        stats = {path: work_tree.read(path)[0] for path in done}
-        _write(repository.git, work_tree, before, stats, [])
-        raise
-
-
-def _compare(
-    repository: Repository, work_tree: WorkTree, paths: Collection[str], known: Sequence[_Versions]
-) -> tuple[_Versions, _Stats]:
-    """Return which known version each file has, and its status."""
-    versions = {path: {blob_of(each[path]): each[path] for each in known} for path in paths}
+    git, length = repository.git, len(str(repository.ref(repository.branch_ref)))
+    versions = {path: {blob_of(each[path]): each[path] for each in known} for path in known[0]}
     stats: _Stats = {}
     blobs: dict[str, str | None] = {}
-    length = len(str(repository.ref(repository.branch_ref)))
-    for path in paths:
+    for path in versions:
         try:
             stats[path], blobs[path] = work_tree.read(path, length)
         except OSError as error:
             raise _edited([path]) from error
     # Git may convert a file on its way in.
     others = [path for path, blob in blobs.items() if blob and blob not in versions[path]]
-    blobs.update(zip(others, hash_files(repository.git, others), strict=True))
+    blobs.update(zip(others, hash_files(git, others), strict=True))
     if edited := [path for path, blob in blobs.items() if blob not in versions[path]]:
         raise _edited(edited)
-    return {path: versions[path][blob] for path, blob in blobs.items()}, stats
+    found = {path: versions[path][blob] for path, blob in blobs.items()}
+    done: list[str] = []
+    try:
+        _write(
+            git,
+            work_tree,
+            {path: known[0][path] for path in found if known[0][path] != found[path]},
+            stats,
+            done,
+        )
+    except BaseException:
+        stats = {path: work_tree.read(path)[0] for path in done}
+        _write(git, work_tree, {path: found[path] for path in done}, stats, [])
+        raise
 
 
 def _write(git: Git, work_tree: WorkTree, files: _Versions, stats: _Stats, done: list[str]) -> None:
