@@ -312,7 +312,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         from briter_worker.git.pull import pull as pull_branch  # noqa: PLC0415 - most workers never pull
 
         with suppress(DeclinedError):
-            pull_branch(copies().checkout.repository, copies().checkout, rebase=False, push=False)
+            pull_branch(copies().repository, copies(), rebase=False, push=False)
 
     def tidy() -> None:
         """Sync the local branch and clean up; whatever prevents it now is tried again later."""
@@ -407,7 +407,7 @@ def _private_folders(settings: Settings) -> list[str]:
 def open_copies(
     settings: Settings, git: Git, emit: EventSink, more_folders: Callable[[], Iterable[str]]
 ) -> WorkTreeCopies:
-    """Return the CMS's copies of the files, with the checkout in which they follow the remote."""
+    """Return the CMS's copies of the files, which follow the remote."""
 
     def conflicting(paths: Sequence[str]) -> None:
         """Name the post that will conflict, unless its job says so anyway."""
@@ -453,7 +453,7 @@ def _open_publisher(
     settings: Settings, git: Git, lock: SiteLock, emit: EventSink, copies: WorkTreeCopies
 ) -> GitPublisher:
     return GitPublisher(
-        copies.checkout.repository,
+        copies.repository,
         copies=copies,
         plans=FilePlans(git.state_dir, settings.git_branch),
         bases=FileConflicts(git.state_dir, settings.git_branch),

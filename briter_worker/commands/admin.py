@@ -110,7 +110,7 @@ def pull(
             updated.extend(event.paths)
 
     with closing(open_git(settings)) as git, closing(open_sinks(settings, log)) as emit:
-        checkout = open_copies(settings, git, emit, Plugins(settings.plugins).allowed_paths).checkout
+        checkout = open_copies(settings, git, emit, Plugins(settings.plugins).allowed_paths)
         result = pull_branch(checkout.repository, checkout, rebase=rebase, push=push, patience=_PATIENCE_S)
     commits = [{"commit": each.commit, "subject": each.subject} for each in result.rebased]
     late = result.late_reason or None

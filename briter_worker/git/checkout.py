@@ -102,20 +102,15 @@ class Checkout:
         *,
         is_cms_path: Callable[[str], bool] = lambda _path: True,
         updated: Callable[[str, Sequence[str]], None] = lambda _tip, _paths: None,
-        edited: Callable[[str, Mapping[str, str | None]], None] = lambda _tip, _bases: None,
     ) -> None:
         """Call `updated` with the commit and the files of the site that were written from it.
 
-        Call `edited` with the commit and the base versions of files that it changes, and the CMS has, too.
-
-        Warn once per reason for being late, with the fix. Files that are not the CMS's are a user's.
-
-        While a user has edited a file that changed on the remote, the mirror waits.
+        Warn once per reason for being late, with the fix. Files that are not the CMS's are a user's: while
+        one is edited that changed on the remote, the mirror waits.
         """
         self.repository = repository
         self.is_cms_path = is_cms_path
         self.updated = updated
-        self.edited = edited
         self.late_reason = ""
         """The reason why the last sync was delayed; empty if it was not."""
         self.is_blocked = False
@@ -124,6 +119,9 @@ class Checkout:
         self._state = _StateRef(repository)
         self._warn = warn
         self._warned: set[str] = set()
+
+    def find_conflicts(self, tip: str, bases: Mapping[str, str | None]) -> None:
+        """Look at the CMS's edits of files that `tip` changed, with the versions that they are edits of."""
 
     def state(self) -> MirrorState:
         """Return what the mirror remembers."""
@@ -439,7 +437,7 @@ class _Move:
                 self.checkout.updated(self.new, self.written)
         kept = {path: self.files[path] for path in self.paths(_Action.KEEP) if path not in self.failed}
         if bases := {path: each.base for path, each in kept.items() if each.old != each.new}:
-            self.checkout.edited(self.new, bases)
+            self.checkout.find_conflicts(self.new, bases)
 
     def _put_files(self, wanted: Collection[str]) -> None:
         """Give the new files their names, after removals: a file may take a folder's place."""

@@ -89,7 +89,7 @@ class Staging:
             return _Batch(self, folders, tip, bases).stage(claims, scheduled)
 
 
-class WorkTreeCopies:
+class WorkTreeCopies(Checkout):
     """The authors' copies of the files in the CMS's own clone, which follows the remote."""
 
     def __init__(
@@ -99,26 +99,22 @@ class WorkTreeCopies:
         updated: Callable[[str, Sequence[str]], None] = lambda _tip, _paths: None,
         conflicting: Callable[[Sequence[str]], None] = lambda _paths: None,
     ) -> None:
-        self._repository = staging.repository
-        self._staging = staging
-        self.checkout = Checkout(
+        super().__init__(
             staging.repository,
             warn,
             updated=updated,
-            edited=self._edited,
             is_cms_path=lambda path: any(is_inside(each, path) for each in staging.allowlist.folders),
         )
+        self._staging = staging
         self._conflicting = conflicting
-        self.sync = self.checkout.sync
-        self.catch_up = self.checkout.catch_up
         self.read = staging.repository.blob  # a version that the repository has lost is damage, no conflict
 
-    def _edited(self, tip: str, bases: Mapping[str, str | None]) -> None:
+    def find_conflicts(self, tip: str, bases: Mapping[str, str | None]) -> None:
         """Report the edits of the CMS that cannot be merged into `tip`."""
-        root = cast("Path", self._repository.git.worktree)
+        root = cast("Path", self.repository.git.worktree)
         here = [path for path in bases if (root / path).is_file() and not (root / path).is_symlink()]
-        blobs = dict(zip(here, hash_files(self._repository.git, here, "-w"), strict=True))
-        merge = Merge(self._repository, tip, bases, self.read)
+        blobs = dict(zip(here, hash_files(self.repository.git, here, "-w"), strict=True))
+        merge = Merge(self.repository, tip, bases, self.read)
         edits = [
             Edit(path, File("100644", blobs[path]) if path in blobs else None, Base(base))
             for path, base in bases.items()
@@ -130,16 +126,16 @@ class WorkTreeCopies:
         self, claims: Sequence[Claim], *, tip: str, scheduled: Mapping[str, float]
     ) -> Mapping[str, Staged]:
         """Return what differs from the versions that the work tree's files are edits of."""
-        kept = {path: base.blob for path, base in self.checkout.state().bases.items()}
-        return self._staging.stage(claims, tip=self.checkout.agreed(tip), scheduled=scheduled, bases=kept)
+        kept = {path: base.blob for path, base in self.state().bases.items()}
+        return self._staging.stage(claims, tip=self.agreed(tip), scheduled=scheduled, bases=kept)
 
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Return the remembered versions, else those of the commit where mirror and remote agreed."""
-        known = self.checkout.state().bases
+        known = self.state().bases
         found = {path: Base(known[path].blob) for path in paths if path in known}
-        agreed = self.checkout.agreed(tip)
+        agreed = self.agreed(tip)
         if agreed != tip:
-            entries = self._repository.entries(agreed, paths)
+            entries = self.repository.entries(agreed, paths)
             found = {path: Base.of(entries.get(path)) for path in paths} | found
         return found
 
