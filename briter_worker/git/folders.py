@@ -156,9 +156,7 @@ class Staged:
     absent: dict[str, None] = field(default_factory=dict)
     """Declared paths where nothing is."""
     rejected: dict[str, str] = field(default_factory=dict)
-    """Reasons, by declared path, or by the path below a declared folder."""
-    closed: list[str] = field(default_factory=list)
-    """Those below a declared folder: what the branch has there stays."""
+    """Reasons, by declared path, or by the path below a declared folder: what the branch has there stays."""
     ignored: dict[str, str] = field(default_factory=dict)
     """Reasons for what is silently left out below a declared folder: what the branch has there stays."""
     gone: dict[str, None] = field(default_factory=dict)
@@ -206,7 +204,7 @@ class Staged:
             except PathRefusedError as refusal:
                 if folder == top:
                     raise
-                self._close(folder, refusal)
+                self.rejected[folder] = refusal.reason
                 continue
             for name, mode in listing:
                 path = f"{folder}/{name}"
@@ -222,11 +220,7 @@ class Staged:
                     else:
                         raise _refusal(path, mode)
                 except PathRefusedError as refusal:
-                    self._close(path, refusal)
-
-    def _close(self, path: str, refusal: PathRefusedError) -> None:
-        self.rejected[path] = refusal.reason
-        self.closed.append(path)
+                    self.rejected[path] = refusal.reason
 
     def compare(self, tree: Tree, allowlist: Allowlist) -> None:
         """Find what the commit has and the work tree has not; what is refused there stays."""
@@ -240,10 +234,10 @@ class Staged:
                 continue
             if place in self.absent and tree.get(place) is None:
                 self.missing.append(place)
-            closed = [path for path in self.closed if is_inside(place, path)]
             for path in (place, *tree.below(place)):
                 entry = tree.get(path)
-                is_here = path in self.files or any(is_inside(each, path) for each in closed)
+                lineage = (each for each in (path, *parents(path)) if is_inside(place, each))
+                is_here = path in self.files or any(each in self.rejected for each in lineage)
                 if is_here or entry is None or entry.mode in (FOLDER, SUBMODULE):
                     continue
                 with suppress(PathRefusedError):

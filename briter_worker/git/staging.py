@@ -219,12 +219,12 @@ class _Batch:
 
     def _reject_barren(self, staged: Staged) -> None:
         """Refuse a folder in which everything is refused or ignored."""
+        left_out = {**staged.rejected, **staged.ignored}
         for folder in staged.folders:
             carried = any(is_inside(folder, path) for path in (*staged.files, *staged.gone, *staged.withheld))
-            refused = [path for path in (*staged.closed, *staged.ignored) if is_inside(folder, path)]
-            if refused and not carried and next(self._tree.below(folder), None) is None:
-                first = refused[0]
-                reason = staged.ignored.get(first) or staged.rejected[first]
+            first = next((path for path in left_out if is_inside(folder, path)), None)
+            if first and not carried and next(self._tree.below(folder), None) is None:
+                reason = left_out[first]
                 staged.rejected[folder] = f"nothing in it may be published ({first}, as {reason})"
 
     # Their contents
