@@ -7,7 +7,7 @@ import os
 import traceback
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 import typer.main
@@ -68,16 +68,6 @@ def build_app(wanted: str | None = None) -> typer.Typer:
     return app
 
 
-def use_plain_names(command: Any) -> None:  # noqa: ANN401 - Typer's own copy of click is private
-    """Show an argument in the help by its name alone, as options are."""
-    for each in getattr(command, "commands", {}).values():
-        use_plain_names(each)
-    for each in command.params:
-        if each.param_type_name == "argument":
-            name = each.metavar if each.required else f"[{each.metavar}]"
-            vars(each).update(display_type_rich=lambda ctx: "", _usage_display_name=lambda name=name: name)  # noqa: ARG005
-
-
 def _print_version(*, wanted: bool) -> None:
     if wanted:
         output.write(f"briter-worker {version('briter-worker')}")
@@ -106,7 +96,6 @@ def main(argv: Sequence[str]) -> int:
     try:
         try:
             command = typer.main.get_command(build_app(wanted))
-            use_plain_names(command)
             gc.freeze()
             gc.enable()
             command.main(list(argv), prog_name="briter-worker")

@@ -75,7 +75,7 @@ def compose(
         raise ValueError(f"paths is a list of paths, not {paths!r}")  # noqa: TRY004 - one error for all values
     if reserved := sorted(_RESERVED & extra.keys()):
         raise ValueError(f"{', '.join(reserved)}: set by the worker or by an argument of its own")
-    created = _next_millisecond(slug)
+    created = _next_millisecond()
     document: Document = {
         "id": _sortable_id(created),
         "type": GIT_SYNC,
@@ -133,18 +133,16 @@ def _encode(document: Document) -> bytes:
     return data
 
 
-_last_milliseconds: dict[str, int] = {}
+_last_millisecond = 0
 _last_guard = threading.Lock()
 
 
-def _next_millisecond(slug: str) -> int:
-    """Return milliseconds since 1970, later than any that this process returned for the slug."""
-    now = time.time_ns() // 1_000_000
+def _next_millisecond() -> int:
+    """Return milliseconds since 1970, later than any that this process returned before."""
+    global _last_millisecond  # noqa: PLW0603 - of the calls of all threads for a slug, the last one wins
     with _last_guard:
-        if now > max(_last_milliseconds.values(), default=0):
-            _last_milliseconds.clear()  # no earlier moment can come again
-        moment = _last_milliseconds[slug] = max(now, _last_milliseconds.get(slug, 0) + 1)
-        return moment
+        _last_millisecond = max(time.time_ns() // 1_000_000, _last_millisecond + 1)
+        return _last_millisecond
 
 
 def _sortable_id(milliseconds: int) -> str:

@@ -81,7 +81,7 @@ class Drain:
     blames_node: Callable[[Failure], bool] = lambda _: False
     """Returns True for a failure that is this machine's alone: it costs no attempt."""
     clock: Callable[[], float] = time.time
-    _last_doubt: str = field(default="", init=False)
+    _doubt: Failure | None = field(default=None, init=False)
 
     def run(self, found: ClaimResult | None = None) -> Counts | None:
         """Publish what is due, or was claimed just now; return None if nothing was."""
@@ -114,37 +114,32 @@ class Drain:
                 batch.counts.add(poisoned.counts)
             else:
                 batch.counts.add(self._drain([claimed]))
-        batch.counts.undecided += len(undecided & batch.open.keys())
+        batch.counts.undecided += len(undecided)
         return batch.counts
 
-    def _resolve(self, batch: _Batch) -> frozenset[str]:
+    def _resolve(self, batch: _Batch) -> Collection[str]:
         """Acknowledge what landed of the recorded plans; return the keys of the claims still undecided."""
         doubt: Failure | None = None
+        publisher: Publisher | None = None
         try:
             publisher = self.publisher()
-        except PublishError as error:  # nobody knows the plans
-            doubt, undecided = error.failure, frozenset(batch.open)
-        else:
-            try:
-                for landed in publisher.resolve():
-                    batch.complete(landed)
-            except StoppedError:
-                pass  # the plans that were not asked about are undecided
-            except (LockLostError, UnavailableError):
-                raise
-            except Exception as error:  # noqa: BLE001 - an error here must not stop the other jobs
-                doubt = failure_of(error)
-            undecided = frozenset(publisher.undecided()) & batch.open.keys()
+            for landed in publisher.resolve():
+                batch.complete(landed)
+        except StoppedError:
+            pass  # the plans that were not asked about are undecided
+        except (LockLostError, UnavailableError):
+            raise
+        except Exception as error:  # noqa: BLE001 - an error here must not stop the other jobs
+            doubt = failure_of(error)
+        # Without a publisher, nobody knows the plans.
+        undecided = batch.open.keys() & (publisher.undecided() if publisher else batch.open)
         batch.complete_cancelled(except_for=undecided)
-        self._report_doubt(doubt if undecided else None)
+        doubt = doubt if undecided else None
+        if doubt and doubt != self._doubt:  # once per reason
+            text = f"jobs in flight wait for the remote: {doubt.message}"
+            self.emit(events.Warned(error=text, fix=doubt.fix))
+        self._doubt = doubt
         return undecided
-
-    def _report_doubt(self, doubt: Failure | None) -> None:
-        """Warn once per reason why jobs in flight have to wait."""
-        message = doubt.message if doubt else ""
-        if doubt and message != self._last_doubt:
-            self.emit(events.Warned(error=f"jobs in flight wait for the remote: {message}", fix=doubt.fix))
-        self._last_doubt = message
 
     def _drain(self, claims: Sequence[Claim]) -> Counts:
         """Publish the claims with one push, and complete each of them."""
@@ -306,14 +301,10 @@ class _Batch:
             self._drain.emit.deliver(receipts, partial(self._acknowledge, finished))
         for outcome in known.values():
             claim = self.open[outcome.key]
-            match outcome.result:
-                case Result.CANCELLED | Result.RELEASED:
-                    for cancelled in self._drain.queue.release([claim]):
-                        self._emit_cancelled(cancelled)
-                case Result.FAILED:
-                    self._fail(claim, outcome)
-                case Result.PUBLISHED | Result.UNCHANGED:
-                    pass  # acknowledged together
+            if outcome.result is Result.FAILED:
+                self._fail(claim, outcome)
+            elif outcome not in finished:  # cancelled or released
+                self._release([claim])
             del self.open[outcome.key]
             self.counts.completed += 1
             self._leave_attempt(outcome.key)
@@ -333,9 +324,9 @@ class _Batch:
 
     def release(self, *, except_for: Collection[str] = ()) -> None:
         """Put the open claims back as if they had not been claimed."""
-        claims = [claim for key, claim in self.open.items() if key not in except_for]
-        for claim in claims:
-            del self.open[claim.key]
+        self._release([self.open.pop(key) for key in [*self.open] if key not in except_for])
+
+    def _release(self, claims: Sequence[Claim]) -> None:
         for claim in self._drain.queue.release(claims) if claims else ():
             self._emit_cancelled(claim)
 

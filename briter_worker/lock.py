@@ -31,8 +31,6 @@ _MAX_READ_BYTES = 4096
 _RECORD_BYTES = 512
 """Records are padded to this size, so that a takeover or a heartbeat overwrites without truncating."""
 _MAX_PID = 2**31 - 1
-_MAX_TIME_S = 1e11
-_MAX_TEXT = 255
 _PID_LINE = re.compile(rb"\s*(\d{1,10})(?:\s|$)")
 _START_TICKS = 19
 """Field 22 of `/proc/<pid>/stat`, counted after the command's name, which may contain anything."""
@@ -56,7 +54,13 @@ class Holder(NamedTuple):
     """True if the holder is alive, where that was asked."""
 
 
-_IDENTITY = frozenset(Holder._fields) - {"pid", "alive"}
+_TYPES = {
+    **dict.fromkeys(("host", "boot", "namespace", "token"), str),
+    "started": int,
+    "dry_run": bool,
+    "heartbeat": float,
+}
+"""The JSON types of the record."""
 
 
 class AnotherWorkerError(Exception):
@@ -72,7 +76,7 @@ class AnotherWorkerError(Exception):
 class SiteLock:
     """The right to publish one site, held until `release` or until this process and its children have ended.
 
-    Any thread may call the methods. In a forked child, `still_ours` is False and nothing changes the lock.
+    Any thread may call the methods.
     """
 
     def __init__(self, path: Path, *, stale_after: float, dry_run: bool | None = None) -> None:
@@ -82,7 +86,6 @@ class SiteLock:
         self._kernel: filelock.BaseFileLock | None = None
         self._descriptor = -1
         self._record: Holder | None = None
-        self._owner = 0
         # Without the mutex, a beat during release could write into whatever file got the descriptor's number.
         self._mutex = threading.Lock()
 
@@ -127,12 +130,10 @@ class SiteLock:
                 os.ftruncate(descriptor, 0)
             os.close(descriptor)
             raise
-        self._descriptor, self._record, self._owner = descriptor, record, os.getpid()
+        self._descriptor, self._record = descriptor, record
 
     def beat(self, now: float) -> None:
         """Store `now` as the heartbeat if the record is still ours. Ignore errors: the kernel decides."""
-        if self._owner != os.getpid():
-            return
         with self._mutex, suppress(OSError):
             # Overwriting another program's record would hide that the lock was lost.
             if self._record is not None and self._has_own_record():
@@ -141,8 +142,6 @@ class SiteLock:
 
     def still_ours(self) -> bool:
         """Return True if the path names the file we locked, with our record, under our kernel lock."""
-        if self._owner != os.getpid():
-            return False
         with self._mutex, suppress(OSError):
             return (
                 self._has_own_record()
@@ -160,9 +159,6 @@ class SiteLock:
         """Clear the record, then free the lock, also from children that still have the descriptor."""
         kernel, self._kernel = self._kernel, None
         if kernel is None:
-            return
-        if self._owner != os.getpid():  # the fork of a plugin; it may have copied the mutex locked
-            os.close(self._descriptor)
             return
         with self._mutex:
             if self._has_own_record():
@@ -292,17 +288,5 @@ def _parse(raw: bytes) -> Holder | None:
         return bare
     if not isinstance(record, dict):
         return bare
-    known = {name: value for name, value in record.items() if name in _IDENTITY and _is_sound(name, value)}
-    return bare._replace(**known)
-
-
-def _is_sound(name: str, value: object) -> bool:
-    match name:
-        case "started":
-            return type(value) is int
-        case "dry_run":
-            return type(value) is bool
-        case "heartbeat":
-            return isinstance(value, int | float) and 0 <= value <= _MAX_TIME_S
-        case _:
-            return isinstance(value, str) and value.isprintable() and 0 < len(value) <= _MAX_TEXT
+    known = {name: record[name] for name, kind in _TYPES.items() if type(record.get(name)) is kind}
+    return bare._replace(**{name: value for name, value in known.items() if str(value).isprintable()})

@@ -15,7 +15,7 @@ import pluggy
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import FailureCode, PublishError, RefusedError, SnoozedError
 from briter_worker.job import quoted
-from briter_worker.ports import Backoff, Change, JobKind, Publication
+from briter_worker.ports import Change, JobKind, Publication
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,11 +24,8 @@ if TYPE_CHECKING:
     from briter_worker.job import Job
 
 GROUP = "briter_worker"
-hookimpl = pluggy.HookimplMarker(GROUP)
-
 __all__ = ["Change", "JobKind", "Plugins", "Publication", "RefusedError", "SnoozedError", "hookimpl"]
-
-
+hookimpl = pluggy.HookimplMarker(GROUP)
 _hookspec = pluggy.HookspecMarker(GROUP)
 
 
@@ -107,18 +104,9 @@ class Plugins:
                 manager.register(plugin, type(plugin).__name__)
             manager.check_pending()
             for kinds in manager.hook.job_kinds(settings=self._settings):
-                self.kinds |= {name: _checked_kind(name, kind) for name, kind in kinds.items()}
+                self.kinds |= kinds
         self._manager = manager
         return manager
-
-
-def _checked_kind(name: str, kind: JobKind) -> JobKind:
-    """Return the kind, or raise before any job depends on it."""
-    if not isinstance(kind, JobKind):
-        raise TypeError(f"the kind {name!r} is not a JobKind")
-    if kind.delays:
-        Backoff(kind.delays)
-    return kind
 
 
 @contextmanager

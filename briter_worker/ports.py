@@ -8,7 +8,6 @@ push, so that `Publisher.resolve` can finish or discard it after a crash.
 from __future__ import annotations
 
 import hashlib
-import math
 import random as rng
 from enum import Enum
 from types import MappingProxyType
@@ -356,27 +355,25 @@ class Payloads(Protocol):
         """Return when the version was saved that was published last, for the paths that ever were."""
 
 
-class Backoff:
+class Backoff(NamedTuple):
     """The delays between attempts in seconds: one after each attempt, the last one repeats.
 
     `jitter` is the fraction by which a delay varies at random, so that jobs that failed together do not all
     come back together.
     """
 
-    def __init__(self, delays: tuple[float, ...], jitter: float = 0.0) -> None:
-        if not delays or not all(math.isfinite(delay) and delay >= 0 for delay in delays):
-            raise ValueError(f"at least one delay is needed, and all are finite and not negative: {delays}")
-        if not 0 <= jitter <= 1:
-            raise ValueError(f"jitter is a fraction from 0 to 1: {jitter}")
-        self._delays = delays
-        self._jitter = jitter
-        self.longest = max(delays)
-        """A retry further away than this was written by a clock that ran ahead."""
+    delays: tuple[float, ...]
+    jitter: float = 0.0
+
+    @property
+    def longest(self) -> float:
+        """Return the longest delay: a retry further away was written by a clock that ran ahead."""
+        return max(self.delays)
 
     def delay(self, attempt: int, random: Callable[[], float] = rng.random) -> float:
         """Return the delay after the attempt (counted from 1): never negative, never over `longest`."""
-        planned = self._delays[min(max(attempt, 1), len(self._delays)) - 1]
-        return min(planned * (1 + self._jitter * (2 * random() - 1)), self.longest)
+        planned = self.delays[min(attempt, len(self.delays)) - 1]
+        return min(planned * (1 + self.jitter * (2 * random() - 1)), self.longest)
 
 
 class JobKind(NamedTuple):
