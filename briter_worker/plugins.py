@@ -18,7 +18,7 @@ from briter_worker.job import quoted
 from briter_worker.ports import Change, JobKind, Publication
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from briter_worker.job import Job
@@ -56,9 +56,8 @@ class HookSpecs(Protocol):
 class Plugins:
     """The installed plugins, loaded at the first call."""
 
-    def __init__(self, settings: Mapping[str, Any], extra: Iterable[object] = ()) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
-        self._extra = tuple(extra)
         self._manager: pluggy.PluginManager | None = None
         self.kinds: dict[str, JobKind] = {}
         """The plugins' own types of job, once the plugins are loaded."""
@@ -100,8 +99,6 @@ class Plugins:
                 with _site_condition(f"the plugin {point.name!r} ({point.value}) cannot be loaded"):
                     plugin = point.load()
                 manager.register(plugin, point.name)
-            for plugin in self._extra:
-                manager.register(plugin, type(plugin).__name__)
             manager.check_pending()
             for kinds in manager.hook.job_kinds(settings=self._settings):
                 self.kinds |= kinds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -113,35 +113,8 @@ class SiteStatus:
 
     def headline(self) -> Headline:
         """Return what matters most."""
-        return next(self._headlines())
-
-    def obstacle(self) -> Headline | None:
-        """Return why no post can be published, or None."""
-        return next(self._obstacles(), None)
-
-    def _obstacles(self) -> Iterator[Headline]:
-        if self.paused is not None:
-            until = "" if self.paused.until is None else f" until {_local(self.paused.until)}"
-            yield Headline("warn", f"Publishing is paused{until}", one_line(self.paused.reason))
-        if self.condition is not None:
-            text = f"No post can be published: {failure_text(self.failure) or 'the last attempt failed'}"
-            detail = quote_fix(self.condition)
-            yield Headline("bad", text, detail[:1].upper() + detail[1:], self.fix or "")
-        states = (State.PENDING, State.RETRYING, State.SCHEDULED, State.QUIET)
-        waiting = sum(self.jobs[state] for state in states)
-        if not waiting or self.has_worker:
-            return
-        posts = f"{count(waiting, 'post')} {'waits' if waiting == 1 else 'wait'}"
-        if self.last_run is None:
-            where = "on the server" if self.hosts is None else "on a node of the cluster"
-            fix = f"start the worker {where}: briter-worker run"
-            yield Headline("bad", f"{posts}, and no worker is running", "", fix)
-        elif self.jobs[State.PENDING]:
-            text = f"{posts} for the next run of the worker; the last one ended at {_local(self.last_run)}"
-            yield Headline("busy", text)
-
-    def _headlines(self) -> Iterator[Headline]:
-        yield from self._obstacles()
+        if obstacle := self.obstacle():
+            return obstacle
         for state, tone, text in (
             (State.CLAIMED, "busy", "being published"),
             (State.FAILED, "warn", "failed"),
@@ -150,16 +123,39 @@ class SiteStatus:
             (State.QUIET, "busy", "published when no further save follows"),
         ):
             if self.jobs[state]:
-                yield Headline(tone, f"{count(self.jobs[state], 'post')} {text}")
+                return Headline(tone, f"{count(self.jobs[state], 'post')} {text}")
         if self.dry_run:
             tried = self.jobs[State.TRIED]
             text = f"{count(tried, 'post')} tried" if tried else "No post waits"
             fix = "set BRITER_WORKER_DRY_RUN=false for the worker: it then publishes what the queue holds"
-            yield Headline("busy", f"{text}: a dry run publishes nothing", "", fix)
+            return Headline("busy", f"{text}: a dry run publishes nothing", "", fix)
         if self.jobs[State.SCHEDULED]:
             scheduled = count(self.jobs[State.SCHEDULED], "post")
-            yield Headline("good", f"Everything that was due is on the remote; {scheduled} scheduled")
-        yield Headline("good", "Everything that was saved is on the remote")
+            return Headline("good", f"Everything that was due is on the remote; {scheduled} scheduled")
+        return Headline("good", "Everything that was saved is on the remote")
+
+    def obstacle(self) -> Headline | None:
+        """Return why no post can be published, or None."""
+        if self.paused is not None:
+            until = "" if self.paused.until is None else f" until {_local(self.paused.until)}"
+            return Headline("warn", f"Publishing is paused{until}", one_line(self.paused.reason))
+        if self.condition is not None:
+            text = f"No post can be published: {failure_text(self.failure) or 'the last attempt failed'}"
+            detail = quote_fix(self.condition)
+            return Headline("bad", text, detail[:1].upper() + detail[1:], self.fix or "")
+        states = (State.PENDING, State.RETRYING, State.SCHEDULED, State.QUIET)
+        waiting = sum(self.jobs[state] for state in states)
+        posts = f"{count(waiting, 'post')} {'waits' if waiting == 1 else 'wait'}"
+        if not waiting or self.has_worker:
+            return None
+        if self.last_run is None:
+            where = "on the server" if self.hosts is None else "on a node of the cluster"
+            fix = f"start the worker {where}: briter-worker run"
+            return Headline("bad", f"{posts}, and no worker is running", "", fix)
+        if self.jobs[State.PENDING]:
+            text = f"{posts} for the next run of the worker; the last one ended at {_local(self.last_run)}"
+            return Headline("busy", text)
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """Return the status for programs, in camelCase."""
@@ -231,6 +227,11 @@ def read_status(
     Frequent callers pass the queue and the history that they keep, the `jobs` that the queue listed just now,
     and the `local_commits` that they read before (None asks git).
     """
+    if history is None:
+        with closing(open_history(settings)) as opened:
+            return read_status(
+                settings, now, queue=queue, jobs=jobs, local_commits=local_commits, history=opened
+            )
     queue = queue or open_queue(settings)
     rows = queue.jobs(now) if jobs is None else jobs
     longest = open_backoff(settings).longest
@@ -247,12 +248,11 @@ def read_status(
             unpushed.append(waits_since(row))
             if state is not State.FAILED:
                 waiting.append(unpushed[-1])
-    last, since = _find_condition(settings, rows, history) or (None, None)
+    last, since = _find_condition(rows, history)
     site = _cluster_site(settings) if settings.database_url else _disk_site(settings, now)
     is_expected = bool(waits) and site["worker"] is None and not settings.database_url
-    # As the worker says: the settings here may differ from its own.
-    known = site.pop("dry_run")
-    known = True if known is None and counts[State.TRIED] else known
+    if site["dry_run"] is None:
+        site["dry_run"] = bool(counts[State.TRIED]) or _was_dry_run(settings, history)
     return SiteStatus(
         now=now,
         jobs=counts,
@@ -269,7 +269,6 @@ def read_status(
         condition_checked=last.updated_at if last else None,
         quarantined=len(queue.quarantined()),
         stuck={one_line(name): one_line(why) for name, why in queue.unusable_files(now).items()},
-        dry_run=_is_dry_run(settings, history) if known is None else known,
         branch=settings.git_branch,
         local_commits=read_local_commits(settings) if local_commits is None else local_commits,
         **site,
@@ -297,17 +296,16 @@ def _disk_site(settings: Settings, now: float) -> dict[str, Any]:
     }
 
 
-def _last_run(settings: Settings, now: float, history: History | None) -> float | None:
+def _last_run(settings: Settings, now: float, history: History) -> float | None:
     """Return when the last worker ended, if it left the lock in order and cron's next run is not overdue."""
-    try:
-        ended = settings.lock_path.stat().st_mtime
-    except OSError:
-        return None
     pauses: list[float] = []
-    with nullcontext(history) if history else closing(open_history(settings)) as opened, suppress(StoreError):
-        pauses = [later - earlier for later, earlier in pairwise(opened.runs(_LATEST_RUNS))]
+    with suppress(StoreError):
+        pauses = [later - earlier for later, earlier in pairwise(history.runs(_LATEST_RUNS))]
     longest = max(_MIN_PAUSE_S, *pauses) if pauses else _PAUSE_S
-    return ended if now - ended <= 2 * longest else None
+    with suppress(OSError):
+        ended = settings.lock_path.stat().st_mtime
+        return ended if now - ended <= 2 * longest else None
+    return None
 
 
 def _cluster_site(settings: Settings) -> dict[str, Any]:
@@ -325,34 +323,29 @@ def _cluster_site(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _find_condition(
-    settings: Settings, rows: Sequence[ListedJob], history: History | None
-) -> tuple[Job, float] | None:
+def _find_condition(rows: Sequence[ListedJob], history: History) -> tuple[Job | None, float | None]:
     """Return the job that failed last by an environment failure, and since when there is such a failure.
 
-    Return None if a push succeeded since. A history is opened only for such a job: looking changes nothing.
+    Return None if a push succeeded since. The history is read only for such a job: looking changes nothing.
     """
     failed = [row.job for row in rows if is_environment(row.job.failure) and row.state is not State.CLAIMED]
     last = max(failed, key=lambda job: job.updated_at, default=None)
     if last is None:
-        return None
-    with nullcontext(history) if history else closing(open_history(settings)) as opened:
-        try:
-            known = opened.condition()
-        except StoreError:
-            known = None
+        return None, None
+    known = None
+    with suppress(StoreError):
+        known = history.condition()
     if known is None:
         return last, min(job.updated_at for job in failed)
     if known.failure is None and known.changed_at >= last.updated_at:
-        return None
+        return None, None
     return last, known.changed_at if known.failure else last.updated_at
 
 
-def _is_dry_run(settings: Settings, history: History | None) -> bool:
+def _was_dry_run(settings: Settings, history: History) -> bool:
     """Return whether the worker's last attempt was a dry run; without one, what the settings here say."""
     with suppress(StoreError):
-        started = history.last_moment("start") if history else None
-        if started is not None:
+        if started := history.last_moment("start"):
             return started.data.get("dryRun") is True
     return settings.worker_dry_run
 

@@ -305,7 +305,17 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
 
     @cache
     def publisher() -> GitPublisher:
-        return _open_publisher(settings, git, lock, emit, copies())
+        return GitPublisher(
+            copies().repository,
+            copies=copies(),
+            plans=FilePlans(git.state_dir, settings.git_branch),
+            bases=FileConflicts(git.state_dir, settings.git_branch),
+            identity=Person(settings.git_author_name, settings.git_author_email),
+            dry_run=settings.worker_dry_run,
+            progress=progress_by(emit),
+            warn=warn_by(emit),
+            still_ours=lock.still_ours,
+        )
 
     def pull() -> None:
         """Follow the remote; local commits, which `status` names, keep the site where it is."""
@@ -320,10 +330,11 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
             publisher().tidy(time.time())
 
     try:
-        trusted = git.common_dir
+        trusted, order = git.common_dir / "briter", pull_order(git)
     except PublishError:  # the repository is damaged: the jobs' attempts report it
-        trusted = settings.git_worktree / ".git"
-    queue = open_disk_queue(settings, record=trusted / "briter" / "scheduled")
+        trusted = settings.git_worktree / ".git" / "briter"
+        order = trusted / "pull"
+    queue = open_disk_queue(settings, record=trusted / "scheduled")
     drain = Drain(
         queue=queue,
         publisher=publisher,
@@ -343,7 +354,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
             queue.requeue(now, [row.job.id for row in queue.jobs(now) if row.state is State.FAILED])
 
     interval = settings.git_pull_interval_ms / 1000
-    puller = Puller(pull_order(settings, git), interval, pull, report_pull)
+    puller = Puller(order, interval, pull, report_pull)
     worker = Worker(
         drain=drain,
         queue=queue,
@@ -423,12 +434,10 @@ def open_copies(
 
     allowlist = settings.allowlist(private=_private_folders(settings), more=more_folders)
 
-    def updated(tip: str, paths: Sequence[str]) -> None:
-        emit(events.SiteUpdated.of(tip, paths))
-
     limit = settings.worker_max_file_bytes
     staging = Staging(open_repository(settings, git), allowlist, limit, progress_by(emit))
-    return WorkTreeCopies(staging, warn_by(emit), updated, conflicting)
+    updated = events.SiteUpdated.of
+    return WorkTreeCopies(staging, warn_by(emit), lambda tip, paths: emit(updated(tip, paths)), conflicting)
 
 
 def progress_by(emit: Callable[[events.Event], None]) -> Callable[[str, int, int], None]:
@@ -441,25 +450,6 @@ def warn_by(emit: Callable[[events.Event], None]) -> Callable[[str, str], None]:
     return lambda text, fix: emit(events.Warned(error=text, fix=fix))
 
 
-def pull_order(settings: Settings, git: Git) -> Path:
-    """Return the file by which a user orders a pull of this work tree alone."""
-    try:
-        return git.own_dir / "pull"
-    except PublishError:  # the repository is damaged: the jobs' attempts report it
-        return settings.git_worktree / ".git" / "briter" / "pull"
-
-
-def _open_publisher(
-    settings: Settings, git: Git, lock: SiteLock, emit: EventSink, copies: WorkTreeCopies
-) -> GitPublisher:
-    return GitPublisher(
-        copies.repository,
-        copies=copies,
-        plans=FilePlans(git.state_dir, settings.git_branch),
-        bases=FileConflicts(git.state_dir, settings.git_branch),
-        identity=Person(settings.git_author_name, settings.git_author_email),
-        dry_run=settings.worker_dry_run,
-        progress=progress_by(emit),
-        warn=warn_by(emit),
-        still_ours=lock.still_ours,
-    )
+def pull_order(git: Git) -> Path:
+    """Return the file by which a user orders a pull of this work tree alone. Raises PublishError."""
+    return git.own_dir / "pull"

@@ -191,7 +191,7 @@ class Site:
         if self.settings.worker_dry_run:
             text = "a dry run changes no file of the site"
             raise ProblemError(409, text, "set BRITER_WORKER_DRY_RUN=false, or run briter-worker pull")
-        wiring.pull_order(self.settings, wiring.open_git(self.settings)).touch(mode=0o600)
+        wiring.pull_order(wiring.open_git(self.settings)).touch(mode=0o600)
 
     def enqueue(
         self, body: Document, key: str | None, contents: Mapping[str, bytes | None] | None = None

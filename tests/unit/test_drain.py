@@ -58,7 +58,7 @@ class Bench:
             queue=self.disk.queue,
             publisher=self.open_publisher,
             emit=self,
-            plugins=partial(Plugins, {}, ()),
+            plugins=partial(Plugins, {}),
             backoff=Backoff((60.0,)),
             max_attempts=3,
             dry_run=False,
