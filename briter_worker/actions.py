@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from briter_worker import client, wiring
@@ -13,7 +14,7 @@ from briter_worker.ports import Cancellation, Pause
 from briter_worker.sinks.recorder import FanOut, HistorySink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from briter_worker.events import Event
     from briter_worker.git.repository import Repository
@@ -63,8 +64,16 @@ def show_difference(settings: Settings, slug: str) -> tuple[str, str]:
         return commit, undo.difference(repository, commit)
 
 
-def undo_post(settings: Settings, slug: str, *, to: str | None = None, message: str | None = None) -> str:
-    """Enqueue the publication of an earlier version of the post; return the job's id.
+def undo_post(
+    settings: Settings,
+    slug: str,
+    by: str,
+    log: Callable[[Event], None],
+    *,
+    to: str | None = None,
+    message: str | None = None,
+) -> str:
+    """Enqueue the publication of an earlier version of the post, and record who did; return the job's id.
 
     Where jobs do not carry their contents, bring the post's files to that version first.
     """
@@ -76,14 +85,17 @@ def undo_post(settings: Settings, slug: str, *, to: str | None = None, message: 
     if settings.database_url:
         from briter_worker.cluster.submit import send_undo  # noqa: PLC0415 - the extra [postgres]
 
-        return send_undo(settings, slug, publications, to=to, message=message).id
-    commits = [str(each.commit) for each in publications]
-    with (
-        open_published(settings) as repository,
-        undo.restored(repository, settings.allowlist(), commits, to) as paths,
-    ):
-        text = message or f"Restore {slug}"
-        return client.enqueue(slug, paths, message=text, queue=settings.queue_root).id
+        job_id = send_undo(settings, slug, publications, to=to, message=message).id
+    else:
+        commits = [str(each.commit) for each in publications]
+        with (
+            open_published(settings) as repository,
+            undo.restored(repository, settings.allowlist(), commits, to) as paths,
+        ):
+            text = message or f"Restore {slug}"
+            job_id = client.enqueue(slug, paths, message=text, queue=settings.queue_root).id
+    _record(settings, [Steered(action="undo", by=by, job_id=job_id, slug=slug)], log)
+    return job_id
 
 
 def steer(
@@ -96,17 +108,17 @@ def steer(
 ) -> T:
     """Change the site's queue as a user wants; store and log who did what. Raises DeclinedError."""
     done = change(queue or wiring.open_queue(settings), wiring.read_clock(settings))
-    cancelled: Sequence[Job] = ()
+    steered = partial(Steered, action=action, by=by)
+    batch: list[Event]
     match done:
-        case Pause() | True:
-            jobs: Iterable[tuple[str | None, str | None]] = ((None, None),)
-        case False:
-            jobs = ()
+        case Pause() | bool():
+            batch = [steered(job_id=None, slug=None)] if done else []
         case Cancellation():
-            jobs, cancelled = _name([*done.removed, *done.requested]), done.removed
+            batch = [steered(job_id=job.id, slug=job.slug) for job in (*done.removed, *done.requested)]
+            batch += [Cancelled(job_id=job.id, slug=job.slug) for job in done.removed]
         case _:
-            jobs = _name(cast("Sequence[Job]", done))
-    record_action(settings, action, by, jobs, log, cancelled=cancelled)
+            batch = [steered(job_id=job.id, slug=job.slug) for job in cast("Sequence[Job]", done)]
+    _record(settings, batch, log)
     if settings.database_url:  # on disk, the worker notices changed files by itself
         from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
 
@@ -115,22 +127,8 @@ def steer(
     return done
 
 
-def _name(jobs: Iterable[Job]) -> list[tuple[str | None, str | None]]:
-    return [(job.id, job.slug) for job in jobs]
-
-
-def record_action(
-    settings: Settings,
-    action: str,
-    by: str,
-    jobs: Iterable[tuple[str | None, str | None]],
-    log: Callable[[Event], None],
-    *,
-    cancelled: Iterable[Job] = (),
-) -> None:
-    """Store and log who steered which jobs (id, slug), and which were removed, beside a running worker."""
-    batch: list[Event] = [Steered(action=action, by=by, job_id=each, slug=slug) for each, slug in jobs]
-    batch += [Cancelled(job_id=job.id, slug=job.slug) for job in cancelled]
+def _record(settings: Settings, batch: Sequence[Event], log: Callable[[Event], None]) -> None:
+    """Store and log what a user did, beside a running worker."""
     site = settings.site if settings.database_url else ""
     sink = HistorySink(wiring.open_store(settings), wiring.target_of(settings), site=site)
     with closing(FanOut([sink], log)) as emit:

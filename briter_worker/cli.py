@@ -68,7 +68,7 @@ def build_app(wanted: str | None = None) -> typer.Typer:
     return app
 
 
-def _print_version(*, wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - as Typer calls it
     if wanted:
         output.write(f"briter-worker {version('briter-worker')}")
         raise typer.Exit
@@ -77,13 +77,7 @@ def _print_version(*, wanted: bool) -> None:
 def _read_common_options(
     *,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=lambda wanted: _print_version(wanted=wanted),
-            is_eager=True,
-            help="Print the version.",
-        ),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass

@@ -6,10 +6,9 @@ import os
 import re
 import threading
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
+from uuid import uuid4
 
 from briter_worker.job import (
     GIT_SYNC,
@@ -27,6 +26,7 @@ from briter_worker.queues.disk.files import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
 _AUTHOR = re.compile(r"\s*(?P<name>[^<>]*[^<>\s])\s*<(?P<email>[^<>\s]+)>\s*")
 _RESERVED = WORKERS_KEYS.union(
@@ -77,7 +77,7 @@ def compose(
         raise ValueError(f"{', '.join(reserved)}: set by the worker or by an argument of its own")
     created = _next_millisecond()
     document: Document = {
-        "id": _sortable_id(created),
+        "id": str(uuid4()),
         "type": GIT_SYNC,
         "slug": slug,
         "paths": list(paths),
@@ -86,7 +86,7 @@ def compose(
     if message is not None:
         document["message"] = message
     if at is not None:
-        document["scheduledFor"] = _iso_time(at)
+        document["scheduledFor"] = format_time(parse_time(str(at)))
     if author is not None:
         name_and_email = parse_author(author) if isinstance(author, str) else author
         document["author"] = dict(zip(("name", "email"), name_and_email, strict=True))
@@ -143,21 +143,6 @@ def _next_millisecond() -> int:
     with _last_guard:
         _last_millisecond = max(time.time_ns() // 1_000_000, _last_millisecond + 1)
         return _last_millisecond
-
-
-def _sortable_id(milliseconds: int) -> str:
-    """Return a UUID of version 7, which sorts by time."""
-    value = (milliseconds << 80) | int.from_bytes(os.urandom(10), "big")
-    value = (value & ~(0xF << 76)) | (7 << 76)
-    value = (value & ~(0b11 << 62)) | (0b10 << 62)
-    return str(UUID(int=value))
-
-
-def _iso_time(at: datetime | str) -> str:
-    if isinstance(at, str):
-        return format_time(parse_time(at))
-    moment = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    return format_time(moment.timestamp())
 
 
 def default_queue() -> Path:

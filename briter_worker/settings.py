@@ -51,7 +51,6 @@ _ACCEPTED = {
     "bool": "true or false",
     "int": "a whole number",
     "float": "a number",
-    "finite": "a number",
     "greater": "{ge} or more",
     "less": "{le} or less",
     "string": "a text",
@@ -79,6 +78,7 @@ _REF_TEXT = "letters, digits, and between them . _ - and /"
 _ADDRESS = r"://(?:[!-~]*@)?(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:[/?][!\"$-+\--~]*)?"
 _TOPIC = "(?:published|dead-lettered|condition|updated)"
 _LINK = rf"https?://(?![/?#{{]){_INK}*\{{%s\}}{_INK}*"
+_LINK_TEXT = "an http(s) address with {%s} in it, such as https://example.org/%s"
 _HOST = (r"[A-Za-z0-9.:%_-]{1,255}", "an IP address or a host name, such as 127.0.0.1 or ::1")
 _SECRET = (r"[!-~]{16,200}", "at least 16 characters, without spaces")
 _TEXTS = {
@@ -92,14 +92,8 @@ _TEXTS = {
         r"(?:https://[A-Za-z0-9.-]+|http://(?:localhost|127\.0\.0\.1|\[::1\]))(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?",
         "an address with https, on this machine also http, such as https://git.example.org/api/v4",
     ),
-    "published_href_template": (
-        _LINK % "slug",
-        "an http(s) address with {slug} in it, such as https://example.org/notes/{slug}",
-    ),
-    "commit_href_template": (
-        _LINK % "commit",
-        "an http(s) address with {commit} in it, such as https://example.org/commit/{commit}",
-    ),
+    "published_href_template": (_LINK % "slug", _LINK_TEXT % ("slug", "notes/{slug}")),
+    "commit_href_template": (_LINK % "commit", _LINK_TEXT % ("commit", "commit/{commit}")),
     "webhook_secret": (
         r"whsec_(?:[A-Za-z0-9+/]{4}){8,21}(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?",
         "whsec_ and 24 to 64 bytes in base64",
@@ -163,12 +157,6 @@ def _check_networks(texts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(str(ipaddress.ip_network(text, strict=False)) for text in texts)
     except ValueError:
         raise ValueError("a list of IP addresses or networks, such as 10.0.0.0/8") from None
-
-
-def _check_sites(names: tuple[str, ...]) -> tuple[str, ...]:
-    if not all(re.fullmatch(rf"{SITE_NAME}|\*", name) for name in names):
-        raise ValueError("names of sites, or *")
-    return names
 
 
 def _check_address(address: str, info: ValidationInfo) -> str:
@@ -279,7 +267,7 @@ class Settings(BaseSettings):
     worker_backoff_ms: _Delays = _setting(
         (60_000, 300_000, 1_800_000), "Delays between attempts in ms. The last one repeats."
     )
-    worker_backoff_jitter: Annotated[float, Field(allow_inf_nan=False)] = _setting(
+    worker_backoff_jitter: float = _setting(
         0.0, "Fraction by which delays vary at random, up and down.", ge=0, le=0.5
     )
     worker_lock_stale_ms: int = _setting(
@@ -319,7 +307,7 @@ class Settings(BaseSettings):
     )
     metrics_port: _Port = _setting(0, "Port of the `/metrics` endpoint of `run`. 0 disables it.")
     metrics_host: str = _setting("127.0.0.1", "Address of the `/metrics` endpoint of `run`.")
-    metrics_sites: Annotated[_Texts, AfterValidator(_check_sites)] = _setting(
+    metrics_sites: _Texts = _setting(
         (), "Cluster: sites with metrics of their own; `*`: all. Empty: the 20 in trouble, or busiest."
     )
     dashboard_host: str = _setting("127.0.0.1", "Address that `serve` listens on.")
@@ -429,18 +417,13 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     Raises UsageError with one line that names the refused variable or key, its value and what is accepted.
     """
     environment = _Environment(os.environ if environ is None else environ)()
-    try:
-        app_root = _absolute_path(Path(environment.get("app_root", "")))
-        path = _absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
-        settings = _merge(
-            environment,
-            _read_config(path),
-            lambda name: PREFIX + name.upper() if name in environment else f"{to_camel(name)} in {path}",
-        )
-    except OSError as error:
-        raise UsageError(
-            f"the current folder cannot be used: {os_error_text(error)}", "set BRITER_APP_ROOT"
-        ) from None
+    app_root = _absolute_path(Path(environment.get("app_root", "")))
+    path = _absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
+    settings = _merge(
+        environment,
+        _read_config(path),
+        lambda name: PREFIX + name.upper() if name in environment else f"{to_camel(name)} in {path}",
+    )
     settings._config_path = path  # noqa: SLF001 - this module's model
     return settings
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar
 import typer
 
 from briter_worker import client
-from briter_worker.actions import record_action, show_difference, steer, undo_post
+from briter_worker.actions import show_difference, steer, undo_post
 from briter_worker.allowlist import PathRefusedError, is_inside
 from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, user_name
 from briter_worker.errors import DeclinedError, PublishError, UsageError
@@ -359,8 +359,7 @@ def undo(
 ) -> None:
     """Publish an earlier version of a post again. Changes nothing if the CMS has changed its files since."""
     settings = read_site(site)
-    job_id = undo_post(settings, slug, to=to, message=message)
-    record_action(settings, "undo", user_name(), [(job_id, slug)], _report_warning)
+    job_id = undo_post(settings, slug, user_name(), _report_warning, to=to, message=message)
     text = f"the earlier version of {one_line(slug)} is queued as job {job_id}"
     output.answer({"id": job_id, "slug": slug}, text, as_json=as_json)
 

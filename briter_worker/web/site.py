@@ -181,8 +181,9 @@ class Site:
         """Publish an earlier version of the post again; return the job's id. Raises FixableError."""
         receipts = self.history.attempts(wanted)
         slug = receipts[0].slug if receipts else wanted
-        job_id = actions.undo_post(self.settings, slug, to=to or None, message=message)
-        actions.record_action(self.settings, "undo", ACTOR.get(), [(job_id, slug)], self._log)
+        job_id = actions.undo_post(
+            self.settings, slug, ACTOR.get(), self._log, to=to or None, message=message
+        )
         self._snapshot.renew()
         return job_id
 

@@ -155,7 +155,7 @@ def test_an_undo_that_meets_a_save_half_way_puts_everything_back(
 
     monkeypatch.setattr(WorkTree, "put", meet_a_save)
     with pytest.raises(DeclinedError, match=r"old\.md changed since"):
-        undo_post(load_settings(site.environment()), "a")
+        undo_post(load_settings(site.environment()), "a", "Ada", lambda _: None)
     assert site.jobs() == []
     assert site.git("status", "--porcelain") == f"?? {OLD}"
     assert (site.worktree / OLD).read_text() == "saved\n"

