@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -107,7 +108,9 @@ def steer(
     queue: SiteQueue | None = None,
 ) -> T:
     """Change the site's queue as a user wants; store and log who did what. Raises DeclinedError."""
-    done = change(queue or wiring.open_queue(settings), wiring.read_clock(settings))
+    # The clock that decides is Postgres's in a cluster.
+    now = wiring.open_database(settings).read_clock() if settings.database_url else time.time()
+    done = change(queue or wiring.open_queue(settings), now)
     steered = partial(Steered, action=action, by=by)
     batch: list[Event]
     match done:

@@ -72,7 +72,7 @@ class Drain:
     queue: Queue
     publisher: Callable[[], Publisher]
     emit: EventSink
-    plugins: Callable[[], Plugins]
+    plugins: Plugins
     backoff: Backoff
     max_attempts: int
     dry_run: bool
@@ -272,20 +272,17 @@ class _Batch:
         self.complete(ended)
 
     def _enter_attempt(self, claim: Claim) -> None:
-        for around in self._call_plugins("around_attempt", job=claim.job, attempt=claim.attempt):
+        for around in self._drain.plugins.call("around_attempt", job=claim.job, attempt=claim.attempt):
             self._contexts[claim.key].enter_context(around)
-
-    def _call_plugins(self, hook: str, **arguments: object) -> list[Any]:
-        return self._drain.plugins().call(hook, **arguments)
 
     def check(self, key: str, changes: Sequence[Change]) -> Outcome | None:
         """Return the outcome of a job that a plugin refuses to publish."""
         job = self.open[key].job
-        return _refusal(key, lambda: self._call_plugins("before_publish", job=job, changes=changes))
+        return _refusal(key, lambda: self._drain.plugins.call("before_publish", job=job, changes=changes))
 
     def handle(self, claim: Claim) -> None:
         """Have a plugin handle a job of the plugin's own type."""
-        outcome = _refusal(claim.key, lambda: self._drain.plugins().handle(claim.job))
+        outcome = _refusal(claim.key, lambda: self._drain.plugins.handle(claim.job))
         self.complete([outcome or Outcome(claim.key, Result.PUBLISHED)])
 
     def complete(self, outcomes: Sequence[Outcome]) -> None:
@@ -310,7 +307,7 @@ class _Batch:
             self._leave_attempt(outcome.key)
             if outcome.commit is not None and claim.job.type == GIT_SYNC:
                 facts = (claim.job, outcome.commit, claim.attempt, self._dry_run, outcome.rejected_paths)
-                after = partial(self._call_plugins, "after_publish", publication=Publication(*facts))
+                after = partial(self._drain.plugins.call, "after_publish", publication=Publication(*facts))
                 self._call_safely(claim.job.slug, after)
 
     def complete_cancelled(self, *, except_for: Collection[str] = ()) -> None:
@@ -346,7 +343,7 @@ class _Batch:
     def _fail(self, claim: Claim, outcome: Outcome) -> None:
         """Store and emit a failure: the job is deferred, retried after a backoff, or a dead letter."""
         failure = outcome.failure or Failure(FailureCode.INTERNAL, "the publisher gave no reason")
-        kind = None if claim.job.type == GIT_SYNC else self._drain.plugins().kinds.get(claim.job.type)
+        kind = None if claim.job.type == GIT_SYNC else self._drain.plugins.kinds.get(claim.job.type)
         max_attempts = (kind and kind.max_attempts) or self._drain.max_attempts
         facts = self._facts(claim, outcome) | {"error": failure.message, "fix": failure.fix}
         is_deferred = outcome.retry_at is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,20 +42,12 @@ _LONG = 8
 """A secret of at least this length is not part of another word by chance."""
 _READ = 4 * MAX_TEXT
 """Longer texts are cut before redaction; the result is shorter, even where much of it is redacted."""
-
-
-_concealed: tuple[str, ...] = ()
-_concealing = threading.Lock()
-"""A cluster's worker opens many sites at once."""
+_concealed: set[str] = set()
 
 
 def conceal(secrets: Iterable[str]) -> None:
     """Hide these secrets in every text that this process shows from now on, also after their rotation."""
-    global _concealed  # noqa: PLW0603 - every caller of `redact` needs the secrets of every site
-    with _concealing:
-        known = {*_concealed, *filter(None, secrets)}  # the empty string is in every text
-        if len(known) > len(_concealed):
-            _concealed = tuple(sorted(known, key=len, reverse=True))
+    _concealed.update(each for each in secrets if each)  # the empty string is in every text
 
 
 def redact(text: str) -> str:
@@ -64,7 +55,7 @@ def redact(text: str) -> str:
 
     Userinfo and query strings of URLs, tokens, headers and private keys look like credentials.
     """
-    for secret in _concealed:
+    for secret in sorted(_concealed, key=len, reverse=True):  # the longest first, or its rest would be shown
         if secret in text:
             edge = "" if len(secret) >= _LONG else r"\b"
             start, end = edge if secret[0].isalnum() else "", edge if secret[-1].isalnum() else ""

@@ -62,10 +62,9 @@ _ACCEPTED = {
 """What is accepted, by the first word of the type of pydantic's error. Other errors say it themselves."""
 PER_SITE = (
     "adapter", "allowed_paths", "excluded_paths", "git_branch", "git_author_name", "git_author_email",
-    "git_signing_key", "git_signing_format",
-    "git_co_authors", "git_timeout_ms", "worker_dry_run", "worker_quiet_ms", "worker_quiet_max_ms",
-    "worker_max_attempts", "worker_backoff_ms", "worker_backoff_jitter",
-    "worker_max_file_bytes", "published_href_template", "commit_href_template",
+    "git_signing_key", "git_signing_format", "git_co_authors", "git_timeout_ms", "worker_dry_run",
+    "worker_quiet_ms", "worker_quiet_max_ms", "worker_max_attempts", "worker_backoff_ms",
+    "worker_backoff_jitter", "worker_max_file_bytes", "published_href_template", "commit_href_template",
     "webhook_urls", "webhook_template", "build_hook_url", "plugins", "history_keep_days",
 )  # fmt: skip
 """What each site of a cluster may set for itself."""
@@ -79,7 +78,6 @@ _ADDRESS = r"://(?:[!-~]*@)?(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5}
 _TOPIC = "(?:published|dead-lettered|condition|updated)"
 _LINK = rf"https?://(?![/?#{{]){_INK}*\{{%s\}}{_INK}*"
 _LINK_TEXT = "an http(s) address with {%s} in it, such as https://example.org/%s"
-_HOST = (r"[A-Za-z0-9.:%_-]{1,255}", "an IP address or a host name, such as 127.0.0.1 or ::1")
 _SECRET = (r"[!-~]{16,200}", "at least 16 characters, without spaces")
 _TEXTS = {
     "adapter": ("|".join(FOLDERS), f"one of {', '.join(FOLDERS)}"),
@@ -98,8 +96,6 @@ _TEXTS = {
         r"whsec_(?:[A-Za-z0-9+/]{4}){8,21}(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?",
         "whsec_ and 24 to 64 bytes in base64",
     ),
-    "metrics_host": _HOST,
-    "dashboard_host": _HOST,
     "dashboard_token": _SECRET,
     "pull_secret": _SECRET,
     "database_url": (

@@ -32,6 +32,7 @@ from briter_worker.git.run import Git
 from briter_worker.git.staging import Staging, WorkTreeCopies
 from briter_worker.job import QuietTime, State
 from briter_worker.lock import AnotherWorkerError, SiteLock
+from briter_worker.plugins import Plugins
 from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
 from briter_worker.sinks.recorder import ActionLog, FanOut, HistorySink, OpenedLater, SiteCondition, Target
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from briter_worker.errors import Failure
-    from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
@@ -119,11 +119,6 @@ def _open_database(url: str) -> Database:
     database = Database(url)
     atexit.register(database.close)
     return database
-
-
-def read_clock(settings: Settings) -> float:
-    """Return the time by the clock that decides: Postgres's in a cluster. Raises OSError."""
-    return open_database(settings).read_clock() if settings.database_url else time.time()
 
 
 def open_history(settings: Settings) -> History:
@@ -248,12 +243,8 @@ def run_worker(
     _check_start(settings)
     with closing(open_sinks(settings, log, metrics=metrics)) as emit:
         lock = open_lock(settings)
-        running: list[Git] = []
-        stop = Stop(
-            emit,
-            limit=settings.worker_shutdown_timeout_ms / 1000,
-            abort=lambda: running[0].abort() if running else None,
-        )
+        limit = settings.worker_shutdown_timeout_ms / 1000
+        stop = Stop(emit, limit=limit, abort=lambda: None)
         # Before the lock is acquired: from then on, a signal means an orderly stop.
         with stop.on_signals():
             try:
@@ -268,7 +259,7 @@ def run_worker(
                 heartbeat(lock, interval),
                 closing(open_git(settings, pass_fds=(lock.descriptor(),))) as git,
             ):
-                running.append(git)
+                stop.abort = git.abort
                 if watcher is not None:
                     poll = settings.worker_poll_interval_ms / 1000
                     threading.Thread(target=watcher.run, args=(stop.is_set, poll), daemon=True).start()
@@ -293,15 +284,11 @@ def _check_start(settings: Settings) -> None:
 
 
 def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut, *, once: bool) -> int:
-    @cache
-    def plugins() -> Plugins:
-        from briter_worker.plugins import Plugins  # noqa: PLC0415 - only publications need them
-
-        return Plugins(settings.plugins)
+    plugins = Plugins(settings.plugins)
 
     @cache
     def copies() -> WorkTreeCopies:
-        return open_copies(settings, git, emit, lambda: plugins().allowed_paths())
+        return open_copies(settings, git, emit, plugins.allowed_paths)
 
     @cache
     def publisher() -> GitPublisher:
@@ -383,7 +370,6 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
 def open_post_watcher(settings: Settings, emit: Callable[[events.Event], None]) -> PostWatcher:
     """Return what enqueues the posts whose files change. Raises UsageError in a cluster."""
     from briter_worker import client  # noqa: PLC0415 - most workers watch no posts
-    from briter_worker.plugins import Plugins  # noqa: PLC0415 - as above
     from briter_worker.watch import PostWatcher  # noqa: PLC0415 - as above
 
     if settings.database_url:
@@ -398,7 +384,7 @@ def open_post_watcher(settings: Settings, emit: Callable[[events.Event], None]) 
         root=settings.git_worktree,
         repository=open_repository(settings),
         allowlist=settings.allowlist(
-            private=_private_folders(settings), more=lambda: Plugins(settings.plugins).allowed_paths()
+            private=_private_folders(settings), more=Plugins(settings.plugins).allowed_paths
         ),
         enqueue=save,
         scheduled_paths=queue.scheduled_paths,

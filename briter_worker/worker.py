@@ -39,7 +39,7 @@ class Stop:
     def __init__(self, emit: Callable[[Event], None], *, limit: float, abort: Callable[[], None]) -> None:
         self._emit = emit
         self._limit = limit
-        self._abort = abort
+        self.abort = abort
         self._stopping = threading.Event()
         self._finished = threading.Event()
 
@@ -71,7 +71,7 @@ class Stop:
     def _limit_shutdown(self, name: str) -> None:
         self._emit(WorkerStopping(signal=name))
         if not self._finished.wait(self._limit):
-            self._abort()
+            self.abort()
 
 
 @dataclass(eq=False)

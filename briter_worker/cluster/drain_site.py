@@ -174,7 +174,7 @@ class SiteDrains:
                 queue=queue,
                 publisher=publisher,
                 emit=emit,
-                plugins=lambda: plugins,
+                plugins=plugins,
                 backoff=open_backoff(settings),
                 max_attempts=settings.worker_max_attempts,
                 dry_run=settings.worker_dry_run,

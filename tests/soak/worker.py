@@ -9,7 +9,6 @@ import os
 import shutil
 import tempfile
 from contextlib import suppress
-from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +200,7 @@ class LocalSite(Site):
             queue=queue,
             publisher=lambda: publisher,
             emit=sink,
-            plugins=cache(partial(Plugins, {})),
+            plugins=Plugins({}),
             backoff=Backoff(DELAYS),
             max_attempts=MAX_ATTEMPTS,
             dry_run=dry_run,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -58,7 +57,7 @@ class Bench:
             queue=self.disk.queue,
             publisher=self.open_publisher,
             emit=self,
-            plugins=partial(Plugins, {}),
+            plugins=Plugins({}),
             backoff=Backoff((60.0,)),
             max_attempts=3,
             dry_run=False,

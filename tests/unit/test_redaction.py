@@ -197,7 +197,7 @@ def test_control_characters_and_escape_sequences_are_gone() -> None:
 
 @pytest.fixture
 def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "_concealed", ())
+    monkeypatch.setattr(redaction, "_concealed", set())
 
 
 @pytest.mark.usefixtures("_nothing_is_known")
