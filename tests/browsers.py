@@ -34,8 +34,7 @@ FLAGS = (
 PATIENCE = 45_000
 """Milliseconds that a page may take: longer than any busy machine needs."""
 PAGES = ("/", "/waiting", "/scheduled", "/failed", "/published", "/site")
-HOOK = """#!/bin/sh
-while [ -e gate ]; do sleep 0.05; done
+HOOK = """while [ -e gate ]; do sleep 0.05; done
 while read -r old new ref; do
   if git grep -q TODO "$new" -- content; then
     echo "A post still says TODO. Write that passage first."
@@ -165,9 +164,7 @@ def working(site: Site, **env: str) -> Iterator[subprocess.Popen[str]]:
 @contextmanager
 def open_site(site: Site, *, before: Callable[[Running], None] | None = None) -> Iterator[Running]:
     """Run a dashboard and a worker for the site; call `before` before the worker starts."""
-    hook = site.remote / "hooks" / "pre-receive"
-    hook.write_text(HOOK)
-    hook.chmod(0o755)
+    site.hook(HOOK)
     with serving(site) as dashboard:
         running = Running(site, dashboard)
         if before is not None:

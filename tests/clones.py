@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.push import Person
 from briter_worker.git.staging import Staging
 from briter_worker.job import Job
-from briter_worker.ports import Claim, Payload, Plan, PublishedVersion, SubmittedFile
+from briter_worker.ports import Claim, Payload, Plan, PublishedVersion, SubmittedFile, blob_id
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,11 +31,6 @@ if TYPE_CHECKING:
 WORKER = Person("Briter Worker", "briter-worker@localhost")
 NOW = 1_800_000_000.0
 LINES = "".join(f"line {n}\n" for n in range(20))
-
-
-def named(content: bytes) -> str:
-    """The name that git gives a content."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 @dataclass
@@ -152,7 +146,7 @@ class Cluster:
         submitted: list[SubmittedFile] = []
         for path, text in files.items():
             content = text.encode() if isinstance(text, str) else text
-            blob = None if content is None else named(content)
+            blob = None if content is None else blob_id(content)
             if content is not None and blob is not None:
                 self.database.contents[blob] = content
             base = (bases or {}).get(path)

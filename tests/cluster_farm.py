@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -142,8 +141,3 @@ class Running:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-
-
-def events(text: str) -> list[dict[str, Any]]:
-    """A log's lines."""
-    return [json.loads(line.partition("] ")[2]) for line in text.splitlines() if line.startswith("[briter")]

@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster_farm import AHEAD, Farm, events
+from cluster_farm import AHEAD, Farm
 from mounts import full, small
-from sites import eventually
+from sites import events_in, eventually
 
 from briter_worker.client import compose
 from briter_worker.cluster import sites
@@ -54,11 +54,11 @@ def test_one_run_brings_all_that_is_due_on_all_sites_to_their_remotes(farm: Farm
     assert farm.published("blog") == Counter({"post0": 1, "post1": 1, "post2": 1})
     assert farm.published("shop") == Counter({"offer": 1})
     assert farm.rows() == 1
-    told = [(each["site"], each["slug"]) for each in events(done.stdout) if each["event"] == "published"]
+    told = [(each["site"], each["slug"]) for each in events_in(done.stdout) if each["event"] == "published"]
     assert sorted(told) == [("blog", "post0"), ("blog", "post1"), ("blog", "post2"), ("shop", "offer")]
     again = farm.once()
     assert again.returncode == 0
-    assert [each["event"] for each in events(again.stdout)] == ["worker-started", "worker-stopped"]
+    assert [each["event"] for each in events_in(again.stdout)] == ["worker-started", "worker-stopped"]
 
 
 def test_a_page_is_published_without_what_its_site_excludes(farm: Farm) -> None:
@@ -109,7 +109,7 @@ def test_a_site_whose_remote_is_gone_fails_alone(farm: Farm) -> None:
     done = farm.once(BRITER_WORKER_BACKOFF_MS="60000")
     assert done.returncode == 1, done.stdout
     assert farm.published("shop") == Counter({"offer": 1})
-    (failed,) = [each for each in events(done.stdout) if each["event"] == "failed"]
+    (failed,) = [each for each in events_in(done.stdout) if each["event"] == "failed"]
     assert (failed["site"], failed["slug"]) == ("blog", "post")
     # And when the remote is back, it is published.
     farm.remote("blog").with_name("elsewhere.git").rename(farm.remote("blog"))
@@ -159,7 +159,7 @@ def test_a_host_that_is_told_to_stop_finishes_its_push(farm: Farm) -> None:
     assert host.process.wait(60) == 0
     assert farm.published("blog") == Counter({"post": 1})
     assert farm.rows() == 0
-    assert [each["event"] for each in events(host.text())][-1] == "worker-stopped"
+    assert [each["event"] for each in events_in(host.text())][-1] == "worker-stopped"
 
 
 def test_a_host_that_is_told_to_stop_gives_up_a_push_that_takes_too_long(farm: Farm) -> None:
@@ -199,7 +199,9 @@ def test_a_sick_node_leaves_the_sites_to_others_at_no_attempt_and_comes_back(far
         assert any("takes no sites" in text for text in node_findings(farm))
         well = farm.start("well", BRITER_WORKER_MAX_ATTEMPTS="1")
         eventually(lambda: farm.rows() == 0)
-        assert not {"failed", "dead-lettered", "published"} & {each["event"] for each in events(sick.text())}
+        assert not {"failed", "dead-lettered", "published"} & {
+            each["event"] for each in events_in(sick.text())
+        }
         shutil.rmtree(farm.root / "hosts" / "well" / "storage" / "cache")  # anybody may, at any time
         for name in names:
             farm.save(name, "two")
@@ -210,7 +212,7 @@ def test_a_sick_node_leaves_the_sites_to_others_at_no_attempt_and_comes_back(far
             farm.save(name, "three")
         eventually(lambda: farm.rows() == 0, within=40)
     assert all(farm.published(name) == Counter({"one": 1, "two": 1, "three": 1}) for name in names)
-    assert not {"failed", "dead-lettered"} & {each["event"] for each in events(sick.text() + well.text())}
+    assert not {"failed", "dead-lettered"} & {each["event"] for each in events_in(sick.text() + well.text())}
     assert "this node takes sites again" in sick.text()
 
 
@@ -318,7 +320,7 @@ def test_a_restored_backup_never_reverts_a_post(farm: Farm, postgres_server: Ser
             ]
             assert (found["compared"], found["unchecked"]) == (1, {})
         done = farm.once("fresh" if way == "fresh" else "one")
-        (letter,) = [each for each in events(done.stdout) if each["event"] == "dead-lettered"]
+        (letter,) = [each for each in events_in(done.stdout) if each["event"] == "dead-lettered"]
         assert (letter["slug"], letter["failure"]) == ("post", "outdated"), done.stdout
         assert farm.site("blog").git("rev-parse", "main", cwd=farm.remote("blog"))[:10] in letter["error"]
         assert (farm.site("blog").remote_file("content/post.md"), farm.rows()) == ("v2\n", 1)
@@ -346,10 +348,7 @@ def test_a_host_killed_around_its_push_is_replaced_and_the_post_is_there_once(
     farm.hook("blog", f"touch {marker}; sleep {0 if pushed else 2}")
     host = farm.start("one")
     if pushed:
-        (farm.remote("blog") / "hooks" / "post-receive").write_text(
-            f"#!/bin/sh\ntouch {marker}.done; sleep 2\n"
-        )
-        (farm.remote("blog") / "hooks" / "post-receive").chmod(0o755)
+        farm.site("blog").hook(f"touch {marker}.done; sleep 2", "post-receive")
         marker = farm.root / "pushing.done"
     farm.save("blog", "post")
     eventually(marker.exists)
@@ -380,5 +379,7 @@ def test_a_host_that_sleeps_before_its_push_is_replaced_and_changes_nothing_when
     eventually(lambda: farm.rows() == 0)
     assert farm.published("blog") == Counter({"post": 1, "next": 1})
     assert "reaped" in heir.text()
-    slugs = [(each["slug"], each["event"]) for each in events(sleeper.text()) if each["event"] == "published"]
+    slugs = [
+        (each["slug"], each["event"]) for each in events_in(sleeper.text()) if each["event"] == "published"
+    ]
     assert ("post", "published") not in slugs

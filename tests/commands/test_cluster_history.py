@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from postgres import free_port
 
 from briter_worker.events import (
     Cancelled,
@@ -136,10 +136,7 @@ def test_the_commands_show_what_became_of_a_post_on_one_site(site: Site, databas
     site.write_post("content/posts/hello.md", "# Hello\n")
     for name, paths in (("blog", "content/posts/hello.md"), ("shop", "content/posts/welcome.md")):
         assert site.command("enqueue", "hello", paths, "--site", name).returncode == 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    done = site.command("run", "--once", "--workers", "2", "--metrics-port", port)
+    done = site.command("run", "--once", "--workers", "2", "--metrics-port", str(free_port()))
     assert done.returncode == 0, done.stderr
     (receipt,) = json.loads(site.command("history", "--site", "blog", "--json").stdout)
     files = [{"path": "content/posts/hello.md", "added": None, "removed": None, "deleted": False}]

@@ -6,12 +6,13 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from clones import LINES, NOW, Cluster, blobs_here, named, small
+from clones import LINES, NOW, Cluster, blobs_here, small
 from remotes import Exchange, cuts_after, http_remote
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import FailureCode, PublishError, UnavailableError
 from briter_worker.git.payloads import gather
+from briter_worker.ports import blob_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,7 @@ def test_what_a_job_brought_is_published_from_a_fresh_clone(cluster: Cluster, *,
     assert cluster.file("content/posts/b.md") == LINES
     assert cluster.log() == ["Publish a", "Start the site"]
     assert cluster.git("show", "-s", "--format=%an %cn", "main") == "Briter Worker Briter Worker"
-    assert (named(LINES.encode()) in blobs_here(cluster)) is not filters
+    assert (blob_id(LINES.encode()) in blobs_here(cluster)) is not filters
 
 
 @pytest.mark.parametrize("declared", ["content/posts", "content/posts/x"])
@@ -71,7 +72,7 @@ def test_a_folder_takes_nothing_away_that_its_author_never_had(cluster: Cluster)
     cluster.publish(cluster.save("c", {"content/x/c.md": "c\n"}))
     cluster.person({"content/x/theirs.md": "theirs\n", "content/x/b.md": "b\n"})
     # The author's git has seen b, which is gone, and a; the worker has published c; theirs is nobody's here.
-    bases = {"content/x/a.md": None, "content/x/b.md": named(b"b\n")}
+    bases = {"content/x/a.md": None, "content/x/b.md": blob_id(b"b\n")}
     files = {"content/x/a.md": "a\n", "content/x/b.md": None}
     cluster.publish(cluster.save("x", files, folders=["content/x"], bases=bases))
     names = cluster.git("ls-tree", "-r", "--name-only", "main", "content/x").splitlines()
@@ -158,7 +159,7 @@ def test_what_the_author_started_from_is_merged_with_where_it_is_known(cluster: 
     cluster.person({"content/posts/b.md": LINES.replace("line 1\n", "line one\n")})
     mine = LINES.replace("line 18\n", "line eighteen\n")
     request = cluster.save(
-        "b", {"content/posts/b.md": mine}, bases={"content/posts/b.md": named(LINES.encode())}
+        "b", {"content/posts/b.md": mine}, bases={"content/posts/b.md": blob_id(LINES.encode())}
     )
     assert cluster.publish(request)["b"].failure is None
     assert cluster.file("content/posts/b.md") == mine.replace("line 1\n", "line one\n")
@@ -166,7 +167,7 @@ def test_what_the_author_started_from_is_merged_with_where_it_is_known(cluster: 
 
 def test_a_start_that_the_remote_never_had_is_a_conflict_not_an_error(cluster: Cluster) -> None:
     request = cluster.save(
-        "b", {"content/posts/b.md": LINES + "x\n"}, bases={"content/posts/b.md": named(b"never pushed\n")}
+        "b", {"content/posts/b.md": LINES + "x\n"}, bases={"content/posts/b.md": blob_id(b"never pushed\n")}
     )
     a = cluster.save("a", {"content/a.md": "A\n"})
     outcomes = cluster.publish(request, a)
@@ -230,7 +231,7 @@ def test_a_push_whose_answer_was_lost_is_found_by_another_node(cluster: Cluster)
 
 def test_an_edit_of_what_landed_unsettled_is_no_conflict_with_ourselves(cluster: Cluster) -> None:
     path = "content/posts/b.md"
-    start = named(LINES.encode())
+    start = blob_id(LINES.encode())
     first = cluster.save("b", {path: LINES + "one\n"}, bases={path: start})
     cluster.publish(first, settle=False)  # it landed, and the worker died before it could say so
     cluster.resolve("two")
@@ -242,7 +243,7 @@ def test_an_edit_of_what_landed_unsettled_is_no_conflict_with_ourselves(cluster:
 
 def test_a_persons_edit_of_what_landed_unsettled_is_kept(cluster: Cluster) -> None:
     path = "content/posts/b.md"
-    start = named(LINES.encode())
+    start = blob_id(LINES.encode())
     cluster.publish(cluster.save("b", {path: LINES + "one\n"}, bases={path: start}), settle=False)
     cluster.resolve("two")
     cluster.person({path: "their first\n" + LINES + "one\n"})
@@ -274,4 +275,4 @@ def test_a_post_is_not_settled_before_its_base_version_is_stored(cluster: Cluste
     cluster.database.remember = remember  # type: ignore[method-assign]
     cluster.database.is_away = False
     assert cluster.resolve("two").keys() == {saved.key}
-    assert cluster.database.known[POST].blob == named(mine.encode())
+    assert cluster.database.known[POST].blob == blob_id(mine.encode())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from remotes import Exchange, HttpRemote, closed_port, http_remote, serve, stalls
+from sites import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,20 +150,15 @@ def test_without_git_the_rest_is_still_looked_at(site: Site) -> None:
 
 
 def test_a_git_that_is_too_old_is_told(site: Site) -> None:
-    script = site.root / "bin" / "git"
-    script.parent.mkdir()
     old = 'for last; do :; done; [ "$last" = version ] && echo git version 2.25.1 && exit'
-    script.write_text(f'#!/bin/sh\n{old}\nexec {shutil.which("git")} "$@"\n')
-    script.chmod(0o755)
+    script = program(site.root / "bin" / "git", f'{old}\nexec {shutil.which("git")} "$@"')
     result = examine(site, PATH=f"{script.parent}:{os.environ['PATH']}")
     assert errors(result) == {"git"}
     assert "2.25.1" in the(result, "git")["message"]
 
 
 def test_an_unknown_host_key_is_told(site: Site) -> None:
-    script = site.root / "ssh"
-    script.write_text("#!/bin/sh\necho 'Host key verification failed.' >&2\nexit 255\n")
-    script.chmod(0o755)
+    script = program(site.root / "ssh", "echo 'Host key verification failed.' >&2\nexit 255")
     site.git("config", "core.sshCommand", str(script))
     site.git("remote", "set-url", "origin", "git@example.org:site.git")
     assert "known_hosts" in the(examine(site), "remote")["fix"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from dashboards import serving
+from postgres import free_port
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from requirements import provide
@@ -28,12 +29,6 @@ if TYPE_CHECKING:
 MONITORING = Path(__file__).parents[2] / "docs" / "how-to" / "monitoring"
 POST = "content/posts/hello.md"
 _INVENTED = frozenset({"briter_worker"})  # the job's name in the rules' examples, not a metric
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def parsed(text: str) -> dict[str, float]:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from cluster_farm import Farm, events
+from cluster_farm import Farm
 from dashboards import serving
 from outcomes import save
 from receivers import receiving
-from sites import eventually, lines_of
+from sites import events_in, eventually, lines_of
 
 from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.worker import Puller
@@ -282,7 +282,7 @@ def test_pulls_come_less_often_while_they_fail_and_an_order_stays_until_one_succ
 def updates(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
     """The paths of each update that the node emitted."""
     assert done.returncode == 0, done.stdout + done.stderr
-    return [each["paths"] for each in events(done.stdout) if each["event"] == "site-updated"]
+    return [each["paths"] for each in events_in(done.stdout) if each["event"] == "site-updated"]
 
 
 def test_the_edits_of_others_are_an_event_in_a_cluster(

@@ -20,13 +20,10 @@ if TYPE_CHECKING:
 HOUR_AHEAD = "2999-01-01T00:00:00Z"
 
 
-def hold(site: Site, folder: Path, step: str) -> tuple[Path, Path]:
+def hold(site: Site, folder: Path, then: str) -> tuple[Path, Path]:
     """Have every push wait in a hook; the file that shows it began, and the one that ends the wait."""
     began, end = folder / "began", folder / "end"
-    hook = (site.worktree / ".git" if step == "pre-push" else site.remote) / "hooks" / step
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f"#!/bin/sh\ntouch '{began}'\nwhile [ ! -e '{end}' ]; do sleep 0.02; done\n")
-    hook.chmod(0o755)
+    site.hook(f"touch '{began}'\nwhile [ ! -e '{end}' ]; do sleep 0.02; done\n{then}")
     return began, end
 
 
@@ -73,9 +70,7 @@ def test_a_post_that_is_cancelled_before_its_push_is_left_out_of_it_and_the_othe
 
 
 def test_a_retry_that_is_cancelled_is_not_written_back(site: Site, tmp_path: Path) -> None:
-    began, end = hold(site, tmp_path, "pre-receive")
-    hook = site.remote / "hooks" / "pre-receive"
-    hook.write_text(hook.read_text() + "echo 'no' >&2\nexit 1\n")
+    began, end = hold(site, tmp_path, "echo 'no' >&2\nexit 1")
     save(site, "a")
     with site.running() as worker:
         eventually(began.exists)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from dashboards import TOKEN, Dashboard, events, serving, sign_in
+from postgres import free_port
 from requirements import provide, unavailable
 from sites import eventually
 
@@ -37,11 +38,6 @@ def documented(program: str) -> str:
     language = {"traefik": "yaml"}.get(program, program)
     (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     return str(found)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

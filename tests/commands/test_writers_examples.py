@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from postgres import free_port
 from requirements import provide
 from sites import eventually
 
@@ -91,9 +92,7 @@ def _listens(port: int) -> bool:
 
 
 def test_the_outcome_is_read_from_the_folder_and_from_webhooks_that_are_ours(site: Site) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     secret = "whsec_" + "c2VjcmV0" * 4
     env = {"BRITER_WEBHOOK_SECRET": secret, "BRITER_WEBHOOK_ALLOW_PRIVATE": "true"}
     env["BRITER_WEBHOOK_URLS"] = f"http://127.0.0.1:{port}/"

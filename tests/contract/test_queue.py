@@ -229,15 +229,6 @@ def test_saves_that_are_too_large_together_are_one_job_all_the_same(engine: Back
 # Results
 
 
-def test_an_acknowledged_job_is_gone(engine: Backend) -> None:
-    engine.save("a", ["a.md"])
-    acknowledge(engine, claimed(engine))
-    engine.restart()
-    assert list(engine.queue.recover(NOW)) == []
-    assert list(engine.queue.jobs(NOW)) == []
-    assert engine.queue.next_due(NOW) is None
-
-
 def test_a_retry_waits_and_counts_its_attempts(engine: Backend) -> None:
     engine.save("a", ["a.md"], scheduledFor=format_time(NOW - 5))
     retry_later(engine, claimed(engine), NOW + 60)
@@ -276,15 +267,6 @@ def test_a_released_job_waits_as_if_it_had_not_been_claimed(engine: Backend) -> 
     release(engine, claimed(engine))
     assert engine.document("a") == before
     assert claimed(engine)[0].attempt == 1
-
-
-def test_the_reason_in_a_job_shows_no_credentials_and_no_control_characters(engine: Backend) -> None:
-    engine.save("a", ["a.md"])
-    text = "\x1b[31mhttps://ada:hunter2@example.org/x.git\nrefused"
-    engine.queue.retry_later(claimed(engine)[0], Failure(FailureCode.AUTH, text), at=NOW + 1)
-    error = engine.document("a")["lastError"]
-    assert "hunter2" not in error
-    assert error.isprintable()
 
 
 def test_keys_that_the_worker_does_not_know_are_kept(engine: Backend) -> None:
@@ -517,26 +499,6 @@ def test_a_job_that_was_claimed_alone_is_blamed_for_the_crash(engine: Backend) -
     assert claimed(engine)[0].attempt == 2
 
 
-def test_a_job_that_comes_back_and_is_claimed_with_others_is_not_blamed(engine: Backend) -> None:
-    engine.save("a", ["x"])
-    release(engine, claimed(engine))
-    engine.save("b", ["x"])
-    assert len(claimed(engine)) == 2
-    engine.restart()
-    assert [claim.alone for claim in engine.queue.recover(NOW)] == [False, False]
-
-
-def test_a_save_after_the_crash_is_published_after_the_older(engine: Backend) -> None:
-    engine.save("a", ["old"], created=NOW - 2)
-    claims = claimed(engine)
-    new = engine.save("a", ["new"], created=NOW - 1)
-    engine.restart()
-    again = engine.queue.recover(NOW)
-    assert keys(again) == keys(claims)
-    acknowledge(engine, again)
-    assert [claim.job.id for claim in claimed(engine)] == [new]
-
-
 def test_a_later_save_of_a_post_never_has_the_key_of_an_earlier_one(engine: Backend) -> None:
     """The plan of a push names jobs by their keys, and may be looked at long after."""
     seen: set[str] = set()
@@ -696,13 +658,6 @@ def test_another_process_sees_and_changes_the_queue_while_the_worker_is_at_work(
     assert engine.rows("busy") == []
 
 
-def test_a_job_is_found_by_its_id_and_by_its_slug(engine: Backend) -> None:
-    one = engine.save("a", ["x"])
-    assert [row.job.id for row in engine.queue.find("a", NOW)] == [one]
-    assert [row.job.slug for row in engine.queue.find(one, NOW)] == ["a"]
-    assert list(engine.queue.find("b", NOW)) == []
-
-
 def test_ten_saves_in_any_state_leave_nothing_behind(engine: Backend) -> None:
     seen: set[str] = set()
     for number in range(10):
@@ -802,14 +757,6 @@ def test_a_wrong_clock_of_the_cms_does_not_extend_the_quiet_time(engine: Backend
     assert engine.queue.claim(NOW + 1).claims == ()
     assert engine.queue.next_due(NOW + 1) == NOW + 3
     assert slugs(claimed(engine, NOW + 3)) == ["a"]
-
-
-def test_a_dry_run_obeys_the_quiet_time(engine: Backend) -> None:
-    engine.restart(dry_run=True, quiet=QUIET_TIME)
-    save_at(engine, NOW)
-    assert engine.queue.claim(NOW).claims == ()
-    engine.queue.mark_tried(claimed(engine, NOW + 2), NOW + 2)
-    assert engine.rows("a", NOW + 2) == [(TRIED, ("a.md",))]
 
 
 def test_a_save_carries_the_authors_of_the_saves_that_it_supersedes(engine: Backend) -> None:

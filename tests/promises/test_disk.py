@@ -14,7 +14,7 @@ import pytest
 from mounts import full, over, read_only, small
 from outcomes import assert_published, assert_put_off, assert_sound, save
 from requirements import provide
-from sites import UNMEASURED, Result, Site, lines_of
+from sites import UNMEASURED, Result, Site, lines_of, program
 
 from briter_worker.errors import FailureCode
 
@@ -267,11 +267,8 @@ def test_what_git_cannot_flush_to_the_disk_is_the_sites_condition(site: Site, er
     save(site, "first")
     assert_published(site, site.run_once(), "first")  # of its refs' files, git does not say why
     save(site, "a")
-    git = site.root / "bin" / "git"
-    git.parent.mkdir()
     inject = f"strace -f -qq -o /dev/null -e trace=fsync -e inject=fsync:error={error}"
-    git.write_text(f'#!/bin/sh\nexec {inject} /usr/bin/git "$@"\n')
-    git.chmod(0o755)
+    git = program(site.root / "bin" / "git", f'exec {inject} /usr/bin/git "$@"')
     tip = site.git("rev-parse", "main")
     reason = assert_put_off(site, site.run_once(PATH=f"{git.parent}:{os.environ['PATH']}"), FailureCode.DISK)
     assert said in reason

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from outcomes import save
 from requirements import provide
+from sites import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +22,7 @@ if TYPE_CHECKING:
 def canary(site: Site) -> tuple[Path, Path]:
     """A program that leaves a mark, and where."""
     mark = site.root / "canary-has-run"
-    program = site.root / "canary.sh"
-    program.write_text(f"#!/bin/sh\necho $0 $@ >> {mark}\n")
-    program.chmod(0o755)
-    return program, mark
+    return program(site.root / "canary.sh", f"echo $0 $@ >> {mark}"), mark
 
 
 HOOKS = shlex.split("""
@@ -77,7 +75,7 @@ ATTRIBUTES = "*.md diff=mine merge=mine filter=nobodys\n"
 
 @pytest.mark.parametrize("where", ["config", "config.worktree", "include"])
 def test_no_hook_or_program_of_the_work_tree_is_run(site: Site, where: str) -> None:
-    program, mark = canary(site)
+    ran, mark = canary(site)
     git_dir = site.worktree / ".git"
     site.push_elsewhere({".gitattributes": ATTRIBUTES, "content/posts/both.md": "1\n2\n3\n4\n5\n"})
     site.git("pull", "-q", "--rebase")
@@ -85,18 +83,18 @@ def test_no_hook_or_program_of_the_work_tree_is_run(site: Site, where: str) -> N
     site.git("clone", "-q", "--bare", str(site.remote), str(bare), cwd=site.root)
     site.git("clone", "-q", str(site.remote), "content/posts/nested")
     for folder in (bare, site.worktree / "content/posts/nested/.git"):
-        configure(folder / "config", program, {"core.worktree": "/"})
+        configure(folder / "config", ran, {"core.worktree": "/"})
     for folder in (git_dir / "hooks", bare / "hooks", site.worktree / "content" / "hooks"):
         folder.mkdir(exist_ok=True)
         for name in HOOKS:
-            shutil.copy(program, folder / name)
+            shutil.copy(ran, folder / name)
     if where == "config":
-        configure(git_dir / "config", program, {"core.hooksPath": str(site.worktree / "content" / "hooks")})
+        configure(git_dir / "config", ran, {"core.hooksPath": str(site.worktree / "content" / "hooks")})
     elif where == "config.worktree":
         site.git("config", "extensions.worktreeConfig", "true")
-        configure(git_dir / "config.worktree", program, {"core.worktree": str(site.root)})
+        configure(git_dir / "config.worktree", ran, {"core.worktree": str(site.root)})
     else:
-        configure(site.worktree / "content" / "evil", program)
+        configure(site.worktree / "content" / "evil", ran)
         site.git("config", "includeIf.onbranch:main.path", str(site.worktree / "content" / "evil"))
         site.git("config", "include.path", "../content/evil")
     (git_dir / "objects" / "info" / "alternates").write_text(f"{site.root}/other/.git/objects\n")
@@ -119,28 +117,28 @@ def test_no_hook_or_program_of_the_work_tree_is_run(site: Site, where: str) -> N
 
 def test_each_of_those_programs_would_run_if_git_were_asked_by_hand(site: Site) -> None:
     """Else the test above could not fail: a person's own `git` does run them."""
-    program, mark = canary(site)
-    configure(site.worktree / ".git" / "config", program)
+    ran, mark = canary(site)
+    configure(site.worktree / ".git" / "config", ran)
     subprocess.run(["git", "status"], cwd=site.worktree, capture_output=True, check=False)
     assert mark.exists()
 
 
 def test_the_work_trees_hooks_run_when_the_operator_wants_them(site: Site) -> None:
-    program, mark = canary(site)
-    shutil.copy(program, site.worktree / ".git" / "hooks" / "pre-push")
+    ran, mark = canary(site)
+    shutil.copy(ran, site.worktree / ".git" / "hooks" / "pre-push")
     save(site)
     assert site.run_once(BRITER_GIT_HOOKS="true").of("published")
     assert mark.exists()
 
 
 def test_what_the_operator_configured_to_reach_the_remote_is_run(site: Site) -> None:
-    program, mark = canary(site)
+    ran, mark = canary(site)
     for url, key in (
         ("ssh://h.invalid/x.git", "core.sshCommand"),
         ("git://h.invalid/x.git", "core.gitProxy"),
     ):
         site.git("remote", "set-url", "origin", url)
-        site.git("config", key, str(program))
+        site.git("config", key, str(ran))
         save(site, key.rpartition(".")[2])
         site.run_once()
         assert "h.invalid" in mark.read_text(), key
@@ -209,7 +207,7 @@ def test_an_odd_repository_is_published_from_or_refused_and_runs_nothing(
     odd: tuple[Callable[[Site], None], ...],
     published: bool,  # noqa: FBT001
 ) -> None:
-    program, mark = canary(site)
+    ran, mark = canary(site)
     decoy = site.root / "elsewhere"
     site.git("init", "-q", "--initial-branch=main", str(decoy), cwd=site.root)
     (decoy / "content" / "posts").mkdir(parents=True)
@@ -217,8 +215,8 @@ def test_an_odd_repository_is_published_from_or_refused_and_runs_nothing(
     for hooks in (decoy / ".git" / "hooks", site.worktree / ".git" / "hooks"):
         hooks.mkdir(exist_ok=True)
         for name in HOOKS:
-            shutil.copy(program, hooks / name)
-    configure(decoy / ".git" / "config", program)
+            shutil.copy(ran, hooks / name)
+    configure(decoy / ".git" / "config", ran)
     for each in odd:
         each(site)
     mark.unlink(missing_ok=True)
@@ -300,10 +298,8 @@ def visible(text: str) -> bool:
 def test_no_text_of_a_job_or_a_remote_reaches_a_terminal_or_a_log_as_a_command(site: Site) -> None:
     words = f"x{UNSEEN}y\x1b[31mred\x1b]0;title\x07"
     soft = UNSEEN[32:]  # a job may have these: the contract refuses no more than C0
-    hook = site.remote / "hooks" / "pre-receive"
     (site.root / "words").write_bytes(words.encode())
-    hook.write_text(f"#!/bin/sh\ncat {site.root}/words >&2; exit 1\n")
-    hook.chmod(0o755)
+    site.hook(f"cat {site.root}/words >&2; exit 1")
     site.write_post("content/posts/a.md", "a\n")
     name = f"content/posts/{UNSEEN.translate(dict.fromkeys(map(ord, UNSEEN[:94])))}.md"
     site.write_post(name, "odd\n")

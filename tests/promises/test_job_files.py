@@ -149,12 +149,8 @@ def test_a_torn_file_that_is_younger_than_two_seconds_is_left_to_its_writer(site
 def push_held(site: Site, *, refuse: bool = False) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     """A post's push waits in the remote's hook; the function lets it go and returns the whole log."""
     begun, go = site.root / "begun", site.root / "go"
-    hook = site.remote / "hooks" / "pre-receive"
-    hook.write_text(
-        f"#!/bin/sh\n[ -e {begun} ] && exit 0\ntouch {begun}\nwhile [ ! -e {go} ]; do sleep 0.02; done\n"
-        f"exit {int(refuse)}\n"
-    )
-    hook.chmod(0o755)
+    wait = f"touch {begun}\nwhile [ ! -e {go} ]; do sleep 0.02; done"
+    site.hook(f"[ -e {begun} ] && exit 0\n{wait}\nexit {int(refuse)}")
     with site.running("run", "--once") as worker:
         eventually(begun.exists)
 

@@ -34,12 +34,11 @@ from briter_worker.queues.postgres.payloads import PayloadSource, collect_blobs,
 from briter_worker.settings import load_settings
 from briter_worker.wiring import open_database, open_queue
 from soak.cluster_nodes import Incidents, Node
-from soak.cms import AUTHOR, FLEETING, TITLED
 from soak.ledger import PROMISES, Found, Ledger, Save, judge
 from soak.networks import HUB, Network, git_daemon
 from soak.report import IN_MEMORY, Report
 from soak.repository import fsck, read_files, read_history
-from soak.users import FILLER, Colleague, post_path
+from soak.users import AUTHOR, FILLER, FLEETING, TITLED, Colleague, post_path
 
 if TYPE_CHECKING:
     from collections import Counter

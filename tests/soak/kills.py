@@ -18,12 +18,11 @@ from typing import IO, TYPE_CHECKING
 
 from sites import Site, events_in, eventually
 
-from soak.cms import CONTESTED, TITLED, Cms
 from soak.ledger import PROMISES, Found, Ledger, judge
 from soak.processes import send, tree_of
 from soak.report import IN_MEMORY, Report
 from soak.repository import fsck, read_files, read_history
-from soak.users import NOTES, Colleague, Operator, RemoteFaults
+from soak.users import CONTESTED, NOTES, TITLED, Cms, Colleague, Operator, RemoteFaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

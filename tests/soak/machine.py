@@ -20,13 +20,12 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
 from briter_worker.errors import DeclinedError, PublishError
-from soak.checks import CheckedHistory
-from soak.ledger import Ledger
-from soak.model import (
+from soak.checks import (
     FOLDER_SLUG,
     LINK,
     MEDIA,
     POSTS,
+    CheckedHistory,
     Fate,
     Model,
     Save,
@@ -35,6 +34,7 @@ from soak.model import (
     last_line,
     post_text,
 )
+from soak.ledger import Ledger
 from soak.report import Report, share_out
 from soak.repository import git, read_files
 from soak.users import NOTES, Operator, RemoteFaults, commit_files

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import select
 import traceback
 from typing import TYPE_CHECKING
 
@@ -83,32 +81,3 @@ def test_a_missing_database_is_reported_without_the_password(postgres_server: Se
 def test_the_password_is_redacted_everywhere() -> None:
     Database("postgresql://u:an-unlikely-secret-0815@127.0.0.1/x")
     assert "0815" not in one_line("the server said: an-unlikely-secret-0815 is wrong")
-
-
-@pytest.mark.parametrize(
-    ("statement", "fix"),
-    [
-        (
-            "CREATE ROLE nobody_here; SET LOCAL ROLE nobody_here; SELECT * FROM briter.sites",
-            "give the database's user",
-        ),
-        ("SET LOCAL statement_timeout = '10ms'; SELECT pg_sleep(10)", "pg_stat_activity"),
-        ("DO $$ BEGIN RAISE SQLSTATE '55P03'; END $$", "pg_stat_activity"),
-        ("SET LOCAL idle_in_transaction_session_timeout = '10ms'", "^try again$"),
-        ("DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$", "^try again$"),
-        ("DO $$ BEGIN RAISE SQLSTATE '53100'; END $$", "free some space"),
-        ("SET TRANSACTION READ ONLY; DELETE FROM sites", "not a standby"),
-        ("DO $$ BEGIN RAISE SQLSTATE '57P01'; END $$", "start Postgres"),
-    ],
-)
-def test_each_error_of_the_server_has_a_fix(database: Database, statement: str, fix: str) -> None:
-    def ask() -> None:
-        with database.transaction() as connection:
-            connection.execute(statement.encode())
-            assert select.select([connection.fileno()], [], [], 10)[0], "the server is silent"
-            connection.execute("SELECT 1")
-
-    with pytest.raises(DatabaseError) as refused:
-        ask()
-    assert re.search(fix, refused.value.fix)
-    add_site(database)

@@ -137,11 +137,6 @@ def failed(job: str = "j1", attempt: int = 1) -> Failed:
 # --- receipts
 
 
-def test_the_waiting_time_begins_when_a_scheduled_post_is_due_and_a_dry_run_has_none(book: Book) -> None:
-    book.write(start("a", due_at=999_998.0), published("a"), start("b"), published("b", dry_run=True))
-    assert [(each.dry_run, each.save_to_remote) for each in book.receipts()] == [(True, None), (False, 2.0)]
-
-
 def test_each_attempt_has_its_own_receipt_with_error_and_fix_apart(book: Book) -> None:
     book.write(start(), failed(), start(attempt=2), published(attempt=2))
     assert [(each.attempt, each.outcome) for each in book.receipts()] == [(2, "published"), (1, "failed")]
@@ -204,14 +199,6 @@ def test_a_file_of_another_program_is_set_aside(file_book: FileBook) -> None:
     assert len(file_book.receipts()) == 1
 
 
-@pytest.mark.parametrize("forgery", ["drains SET phases = '[3]'", "attempts SET rejected_paths = '{}'"])
-def test_a_row_that_the_worker_did_not_write_is_reported(file_book: FileBook, forgery: str) -> None:
-    file_book.write(start(), published())
-    file_book.run(f"UPDATE {forgery}")
-    with pytest.raises(StoreError, match="did not write"):
-        file_book.receipts()
-
-
 def test_a_locked_file_costs_receipts_and_publishing_waits_for_it_once(file_book: FileBook) -> None:
     file_book.write(start("before"), published("before"))
     sinks = file_book.open()
@@ -228,12 +215,3 @@ def test_a_locked_file_costs_receipts_and_publishing_waits_for_it_once(file_book
     assert [each.job_id for each in file_book.receipts()] == ["after", "before"]
     (warning,) = file_book.warnings()
     assert "locked; publishing goes on" in warning
-
-
-def test_a_job_id_that_is_no_text_has_a_receipt(file_book: FileBook) -> None:
-    odd = "caf\udce9\0"  # what Python makes of the byte 0xe9 in a file's name
-    file_book.write(start(odd), published(odd), start(), published())
-    assert len(file_book.receipts()) == 2
-    assert file_book.history.attempts(odd)[0].outcome == "published"
-    assert len(file_book.history.receipts(slug=f"post-{odd}")) == 1
-    assert file_book.warnings() == []

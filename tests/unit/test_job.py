@@ -15,7 +15,6 @@ from briter_worker.job import (
     format_time,
     parse_time,
     read_document,
-    with_state,
 )
 
 LEAST: dict[str, Any] = {"slug": "a", "paths": ["a.md"]}
@@ -55,10 +54,6 @@ def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
         parse_time(text)
 
 
-def test_a_time_beyond_the_calendar_can_still_be_written() -> None:
-    assert format_time(1e18).startswith("9999-")
-
-
 def test_a_byte_order_mark_and_texts_about_json_are_no_offence() -> None:
     value = {"text": "[" * 500, "emoji": "\N{GRINNING FACE}", "escapes": ["\\u0000 \\ud800", "\\\\u0000"]}
     assert read_document(b"\xef\xbb\xbf" + json.dumps(value).encode()) == value
@@ -95,19 +90,6 @@ def test_a_long_bad_value_is_named_by_its_length(value: str) -> None:
     with pytest.raises(MalformedJobError) as refused:
         parse({**LEAST, "createdAt": value})
     assert refused.value.reason.startswith(f"createdAt: '…' ({len(value)} characters)")
-
-
-def test_the_names_of_python_are_not_keys_of_a_job_file() -> None:
-    job = parse({**LEAST, "scheduled_for": "x", "created_at": []})
-    assert (job.scheduled_for, job.created_at) == (None, 7.0)
-
-
-def test_of_two_spellings_the_new_one_counts_and_is_kept() -> None:
-    document = {**LEAST, "commitMessage": "old", "message": "new", "attempts": 3, "attempt": 7}
-    assert (parse(document).attempts, parse(document).message) == (3, "new")
-    written = with_state(document, 0.0, status=Status.PENDING, attempts=2)
-    assert (written["message"], written["attempts"]) == ("new", 2)
-    assert not {"commitMessage", "attempt"} & written.keys()
 
 
 def test_a_written_file_has_nothing_that_a_terminal_obeys_or_an_editor_hides() -> None:

@@ -203,16 +203,4 @@ def test_a_file_that_the_cms_has_open_for_writing_is_put_back(site: Site, worker
     assert file.read_text() == "the CMS's\n"
 
 
-@pytest.mark.parametrize("removes", [False, True])
-def test_without_an_exchange_a_file_is_replaced_after_a_look(
-    site: Site, worker: MirrorWorker, monkeypatch: pytest.MonkeyPatch, *, removes: bool
-) -> None:
-    def unsupported(*_: object) -> None:
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr(work_tree_module, "_rename", unsupported)
-    assert follow(worker, push_theirs(site, worker, welcome=None if removes else "theirs\n", new="new\n"))
-    assert_followed(site, worker)
-
-
 # Locks

@@ -11,7 +11,7 @@ from postgres import add_site
 from postgres_queues import NOW, store, take_queue
 
 from briter_worker.errors import Failure, FailureCode
-from briter_worker.job import MalformedJobError, State, format_time
+from briter_worker.job import State, format_time
 from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile, blob_id
 from briter_worker.queues.postgres.payloads import (
     ContentChangedError,
@@ -237,47 +237,6 @@ def test_a_file_that_changes_while_it_is_read_stores_nothing(bench: Bench) -> No
     with pytest.raises(ContentChangedError):
         store(bench.database, {"slug": "a", "paths": ["a.md"]}, source)
     assert [bench.count(table) for table in TABLES] == [0] * len(TABLES)
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"slug": "a"},
-        {"slug": "a\0", "paths": []},
-        {"slug": "a", "paths": ["a\0b"]},
-        {"slug": "a", "paths": ["\ud800"]},
-        {"slug": "a", "paths": [], "own": "\0"},
-        {"slug": "ü" * 600, "paths": []},
-        {"slug": "a", "paths": [], "id": "i" * 2000},
-        {"slug": "a", "paths": [], "createdAt": "yesterday"},
-    ],
-)
-def test_a_document_that_is_not_a_job_is_refused(bench: Bench, document: dict[str, object]) -> None:
-    with pytest.raises(MalformedJobError):
-        store(bench.database, document)
-    assert bench.count("publications") == 0
-
-
-@pytest.mark.parametrize(
-    "paths", [["a", "a"], ["a\0b"], ["p" * 3000]], ids=["twice", "with a NUL", "too long for an index"]
-)
-def test_a_payload_that_cannot_be_stored_is_refused(bench: Bench, paths: list[str]) -> None:
-    payload = Payload(tuple(SubmittedFile(path, "", None, NOW) for path in paths))
-    with pytest.raises(MalformedJobError):
-        store(bench.database, {"slug": "a", "paths": ["a"]}, PayloadSource(payload, lambda _: b""))
-
-
-def test_unusual_text_is_stored_unchanged(bench: Bench) -> None:
-    document = {
-        "slug": "Grüße \N{GRINNING FACE}\N{RIGHT-TO-LEFT OVERRIDE}",
-        "paths": ["content/\\u0000.md", "content/'; DROP TABLE publications; --", "{a,b}", "", '"', "NULL"],
-        "message": "tab\tnewline\n%s {}",
-        "own": {"deep": [1.50, 10**40, None, "\\"]},
-    }
-    store(bench.database, {**document, "scheduledFor": format_time(NOW + 9)})
-    (row,) = bench.queue.jobs(NOW)
-    assert {key: row.read()[key] for key in document} == document
-    assert bench.queue.scheduled_paths(NOW) == dict.fromkeys(row.job.paths, NOW + 9)
 
 
 def test_base_versions_are_remembered_until_they_are_replaced(bench: Bench) -> None:

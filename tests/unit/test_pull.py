@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from mirror_worker import MirrorWorker
 
 from briter_worker.errors import DeclinedError, PublishError
 from briter_worker.git.pull import PullResult, pull
-from briter_worker.git.push import push
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,21 +91,6 @@ def test_a_week_without_a_push_ends_with_everything_on_the_remote(site: Site, wo
     assert site.git("log", "-1", "--format=%an %cn %s") == "A Person A Person Evening 6"
 
 
-def test_commits_without_a_push_stay_local_on_top_of_the_remotes_tip(
-    site: Site, worker: MirrorWorker
-) -> None:
-    site.write_post("theme.css", "mine\n")
-    commit(site)
-    publish(worker, "content/posts/a.md", "a\n")
-    result = rebase(worker, push=False)
-    assert not result.is_pushed
-    assert site.git("rev-parse", "main~1") == worker.tip() == result.tip
-    assert site.git("status", "--porcelain") == ""
-    publish(worker, "content/posts/b.md", "b\n")
-    assert rebase(worker).is_pushed
-    assert_settled(site, worker)
-
-
 def test_commits_that_conflict_are_named_and_nothing_changes(site: Site, worker: MirrorWorker) -> None:
     site.write_post("theme.css", "mine\n")
     commit(site, "Mine: theme")
@@ -142,27 +126,5 @@ def test_while_the_index_is_held_nothing_is_pushed(site: Site, worker: MirrorWor
     assert worker.tip() == before
     lock.unlink()
     assert rebase(worker).is_pushed
-    assert site.remote_file("theme.css") == "mine\n"
-    assert_settled(site, worker)
-
-
-def test_a_colleague_who_pushes_meanwhile_is_rebased_upon(
-    site: Site, worker: MirrorWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.write_post("theme.css", "mine\n")
-    commit(site)
-    worker.push({"content/posts/a.md": "a\n"})
-    pushed: list[bool] = []
-
-    def push_second(*args: Any, **options: Any) -> bool:  # noqa: ANN401 - as `push`
-        if not pushed:
-            worker.push({"content/posts/b.md": "b\n"})
-        pushed.append(push(*args, **options))
-        return pushed[-1]
-
-    monkeypatch.setattr("briter_worker.git.pull.push", push_second)
-    result = rebase(worker)
-    assert pushed == [False, True]
-    assert result.is_pushed
     assert site.remote_file("theme.css") == "mine\n"
     assert_settled(site, worker)
