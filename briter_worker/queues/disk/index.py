@@ -192,12 +192,9 @@ class Index:
         return compact
 
     def _damaged_entry(self, name: str, file: BadFile) -> Entry:
-        known, declared = self.entries.get(name), self._declared(name)
-        modified = file.stat.st_mtime_ns / 1e9
+        declared = self._declared(name)
         # A file from the future is not waited for forever.
-        due = min(modified, self._latest) + GRACE_S if file.may_become_job else 0.0
-        if known and known.problem and known.modified == modified:
-            due = min(due, known.due)
+        due = min(file.stat.st_mtime, self._latest) + GRACE_S if file.may_become_job else 0.0
         readable = [path for path in file.document.get("paths") or () if isinstance(path, str)]
         job = declared.model_copy(update={"paths": join_paths(declared.paths, readable)})
         return Entry(job, due=due, problem=file.reason)
@@ -359,21 +356,15 @@ class FolderWatcher:
             self.close()
             self._watched = (found.st_dev, found.st_ino)
         if self._inotify is None:
-            with contextlib.suppress(OSError, AttributeError):  # another system, or no watch left
-                self._open(folder)
+            try:
+                self._inotify, self._changed = INotify(), set()
+                self._inotify.add_watch(f"/proc/self/fd/{folder}", sum(_EVENTS))
+            except (OSError, AttributeError):  # another system, or no watch left
+                self.close()
             return None
         self._read(self._inotify, 0)
         changed, self._changed = self._changed, set()
         return changed
-
-    def _open(self, folder: int) -> None:
-        inotify = INotify()
-        try:
-            inotify.add_watch(f"/proc/self/fd/{folder}", sum(_EVENTS))
-        except OSError:
-            inotify.close()
-            raise
-        self._inotify, self._changed = inotify, set()
 
     def close(self) -> None:
         """Watch no more, until the next call of `changes`."""
