@@ -175,16 +175,11 @@ def open_access(url: str, credentials: Mapping[str, str] | None) -> RemoteAccess
     if "env" in credentials:
         where = f"the variable {credentials['env']} of the worker's environment"
         secret = os.environ.get(credentials["env"], "").strip()
-    elif "file" in credentials:
-        where = f"the file {credentials['file']} on the worker's node"
-        try:
-            secret = _read(credentials["file"], where).decode().strip()
-        except UnicodeDecodeError:
-            raise _unusable(f"{where} holds no text") from None
     else:
-        raise _unusable("the credentials name neither env, file nor sshKey")
+        where = f"the file {credentials['file']} on the worker's node"
+        secret = _read(credentials["file"], where).decode(errors="replace").strip()
     conceal([secret])
-    if not secret or re.search(r"[\x00-\x1f\x7f]", secret):
+    if not secret or re.search(r"[\x00-\x1f\x7f\ufffd]", secret):
         raise _unusable(f"{where} holds no credential in one line")
     parts = urlsplit(url)
     # For this host alone: a redirect or another service does not get the credential.

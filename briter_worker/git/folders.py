@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from briter_worker.git.repository import Entry, Repository
 
 _MAX_OPEN = 64
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM})
 """Says something about one file; any other error that has a fix says something about the machine."""
 _ANY_SIZE = 2**63
@@ -61,7 +61,7 @@ class Folders:
         if known is not None:
             return known
         parent, _, name = folder.rpartition("/")
-        fd = _open_at(self.open(parent), name, _FOLDER)
+        fd = _open_at(self.open(parent), name, OPEN_FOLDER)
         try:
             _check_folder(fd, folder)
         except PathRefusedError:
@@ -100,7 +100,7 @@ class Folders:
         larger than `max_bytes`.
         """
         parent, _, name = path.rpartition("/")
-        fd = _open_at(self.open(parent), name, _FILE)
+        fd = _open_at(self.open(parent), name, OPEN_FILE)
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):

@@ -30,7 +30,7 @@ from briter_worker.errors import (
 )
 from briter_worker.git.folders import Folders, Staged, Tree, read_tree
 from briter_worker.git.merge import Base
-from briter_worker.git.repository import FOLDER, SUBMODULE, Repository, blob_of
+from briter_worker.git.repository import Repository, blob_of
 from briter_worker.git.run import Git
 from briter_worker.git.staging import IGNORED, ignored_paths, sparse_paths
 from briter_worker.git.undo import versions_to_restore
@@ -134,8 +134,7 @@ class _History:
     ignored: set[str] = field(default_factory=set)
 
     def base(self, path: str) -> str | None:
-        entry = self.tree.get(path)
-        return None if entry is None or entry.mode in (FOLDER, SUBMODULE) else entry.blob
+        return Base.of(self.tree.get(path)).blob
 
 
 def _read_history(root: Path, places: set[str], files: Iterable[str]) -> _History:

@@ -30,7 +30,7 @@ from briter_worker.git.folders import (
 from briter_worker.git.index import hash_files, set_entries
 from briter_worker.git.merge import Base, Edit, Merge
 from briter_worker.git.push import File
-from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, Entry, Repository, nul_lines
+from briter_worker.git.repository import FOLDER, SUBMODULE, Entry, Repository, nul_lines
 from briter_worker.ports import blob_id
 
 if TYPE_CHECKING:
@@ -271,18 +271,16 @@ class _Batch:
 
     def _find_filtered(self, paths: Collection[str]) -> None:
         """Find the paths whose contents git changes on their way in."""
-        all_text = self._git.config("core.autocrlf").lower() in _ALL_TEXT
+        if self._git.config("core.autocrlf").lower() in _ALL_TEXT:
+            self._filtered.update(paths)
         if not self._has_attributes:
-            self._filtered.update(paths if all_text else ())
             return
         out = self._git.run(
             *_CHECK_ATTRIBUTES, stdin=nul_lines(paths), what=".gitattributes could not be read"
         )
         fields = os.fsdecode(out).split("\0")[:-1]
         for path, attribute, value in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
-            if value not in ("unspecified", "unset") or (
-                all_text and (attribute, value) == ("text", "unspecified")
-            ):
+            if value not in ("unspecified", "unset"):
                 self._filtered.add(path)
             if (attribute, value) == ("filter", "lfs"):
                 self._lfs.add(path)
@@ -305,10 +303,10 @@ class _Batch:
             return error
         except (OSError, MemoryError) as error:
             return unreadable(path, error)
-        mode = "100755" if status.st_mode & stat.S_IXUSR and not self._keep_modes else "100644"
-        if self._keep_modes and was is not None and was.mode not in (FOLDER, LINK, SUBMODULE):
-            mode = was.mode
-        return _Read(File(mode, blob, content), stamp_of(status))
+        is_executable = bool(status.st_mode & stat.S_IXUSR)
+        if self._keep_modes:
+            is_executable = was is not None and was.mode == "100755"
+        return _Read(File("100755" if is_executable else "100644", blob, content), stamp_of(status))
 
     def _add_to_index(self, paths: Sequence[str]) -> dict[str, str]:
         """Add the files to an index of their own, as `git add` does; return the blobs.

@@ -18,15 +18,13 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
+from briter_worker.git.folders import OPEN_FILE, OPEN_FOLDER
 from briter_worker.ports import blob_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE_BYTES = 1 << 20
 _NO_REPLACE, _EXCHANGE = 1, 2
@@ -50,7 +48,7 @@ class WorkTree:
     """
 
     def __init__(self, root: Path, journal: Path) -> None:
-        self._root = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
+        self._root = os.open(root, OPEN_FOLDER & ~os.O_NOFOLLOW)
         self._journal = journal
 
     def close(self) -> None:
@@ -68,7 +66,7 @@ class WorkTree:
             with self._parent(path) as (parent, name):
                 if not stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                     raise BlockedError(path)
-                handle = os.open(name, _FILE, dir_fd=parent)
+                handle = os.open(name, OPEN_FILE, dir_fd=parent)
         except (FileNotFoundError, NotADirectoryError):
             return None, None
         with os.fdopen(handle, "rb") as file:
@@ -207,7 +205,7 @@ class WorkTree:
 
 def _open_folder(parent: int, name: str, *, make: bool) -> int:
     try:
-        return os.open(name, _FOLDER, dir_fd=parent)
+        return os.open(name, OPEN_FOLDER, dir_fd=parent)
     except NotADirectoryError:
         if not stat.S_ISREG(_status(parent, name).st_mode):
             raise BlockedError(name) from None
@@ -217,7 +215,7 @@ def _open_folder(parent: int, name: str, *, make: bool) -> int:
             raise
     with suppress(FileExistsError):
         os.mkdir(name, dir_fd=parent)
-    made = os.open(name, _FOLDER, dir_fd=parent)
+    made = os.open(name, OPEN_FOLDER, dir_fd=parent)
     above = os.fstat(parent)
     _take_owner(made, above)
     os.fchmod(made, stat.S_IMODE(above.st_mode))  # after the owner: a change of owner clears setgid
@@ -242,28 +240,20 @@ def _take_owner(file: int, like: os.stat_result) -> None:
 
 def _place(source: int, name: str, target: int, new_name: str) -> bool:
     """Rename without replacing anything. Return False if something is there."""
-    try:
-        _rename(source, name, target, new_name, _NO_REPLACE)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-        with suppress(FileNotFoundError):
-            _status(target, new_name)
-            return False
-        os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
-    return True
+    with suppress(FileExistsError):
+        if not _rename(source, name, target, new_name, _NO_REPLACE):
+            with suppress(FileNotFoundError):
+                _status(target, new_name)
+                return False
+            os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+        return True
+    return False
 
 
 def _replace(source: int, name: str, target: int, new_name: str, expected: os.stat_result) -> bool:
     """Exchange the two files, and put back what the CMS has changed."""
     placed = _status(source, name).st_ino
-    try:
-        _rename(source, name, target, new_name, _EXCHANGE)
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
+    if not _rename(source, name, target, new_name, _EXCHANGE):
         os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
         return True
     is_unchanged = _is_unchanged(source, name, expected)
@@ -281,7 +271,7 @@ def _replace(source: int, name: str, target: int, new_name: str, expected: os.st
 
 def _is_unchanged(folder: int, name: str, expected: os.stat_result) -> bool:
     """Return True if the file is as expected and no process has it open for writing."""
-    handle = os.open(name, _FILE, dir_fd=folder)
+    handle = os.open(name, OPEN_FILE, dir_fd=folder)
     try:
         with suppress(OSError):
             # A lease is refused while the file is open for writing. No program can open the file by its name
@@ -311,12 +301,12 @@ def stamp(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _rename(source: int, name: str, target: int, new_name: str, flags: int) -> None:
-    """Call renameat2, which no library offers."""
-    try:
-        call = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:  # neither glibc nor Linux
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
-    if call(source, os.fsencode(name), target, os.fsencode(new_name), ctypes.c_uint(flags)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), new_name)
+def _rename(source: int, name: str, target: int, new_name: str, flags: int) -> bool:
+    """Call renameat2, which no library offers. Return False where there is no such call."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # of glibc, on Linux
+    if call and not call(source, os.fsencode(name), target, os.fsencode(new_name), ctypes.c_uint(flags)):
+        return True
+    number = ctypes.get_errno() if call else errno.ENOSYS
+    if number in _UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number), new_name)

@@ -158,8 +158,7 @@ def test_no_helper_of_the_node_is_told_the_credential(
         ({"env": "BLOG_TOKEN"}, "BLOG_TOKEN .* holds no credential"),
         ({"file": "/nowhere/token"}, "/nowhere/token .* cannot be read"),
         ({"sshKey": "/nowhere/key"}, "/nowhere/key .* cannot be read"),
-        ({"file": "/bin/sh"}, "holds no text"),
-        ({"username": "blog"}, "neither env, file nor sshKey"),
+        ({"file": "/bin/sh"}, "holds no credential in one line"),
     ],
 )
 def test_a_credential_that_cannot_be_used_is_named_with_its_place(

@@ -163,10 +163,10 @@ def in_the_moment(monkeypatch: pytest.MonkeyPatch, does: Callable[[], object]) -
     rename = work_tree_module._rename  # noqa: SLF001 - the kernel's, there is no other place to wait
     done: list[object] = []
 
-    def late(*args: object) -> None:
+    def late(*args: object) -> bool:
         if not done:
             done.append(does())
-        rename(*args)  # type: ignore[arg-type]
+        return rename(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(work_tree_module, "_rename", late)
 
@@ -201,6 +201,15 @@ def test_a_file_that_the_cms_has_open_for_writing_is_put_back(site: Site, worker
         assert follow(worker, tip)
         writing.write("the CMS's\n")
     assert file.read_text() == "the CMS's\n"
+
+
+@pytest.mark.parametrize("removes", [False, True])
+def test_without_an_exchange_a_file_is_replaced_after_a_look(
+    site: Site, worker: MirrorWorker, monkeypatch: pytest.MonkeyPatch, *, removes: bool
+) -> None:
+    monkeypatch.setattr(work_tree_module, "_rename", lambda *_: False)
+    assert follow(worker, push_theirs(site, worker, welcome=None if removes else "theirs\n", new="new\n"))
+    assert_followed(site, worker)
 
 
 # Locks
