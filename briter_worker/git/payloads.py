@@ -98,7 +98,9 @@ def gather(
     except PublishError as error:
         raise GatherError(error.message, error.fix) from error
     # What the allowlist refuses is declared all the same: the worker refuses and logs it.
-    left_out = {found.places.get(each, each): reason for each, reason in found.rejected.items()}
+    unsafe = {*paths} - found.places.keys()
+    left_out = {found.places.get(each, each): found.rejected[each] for each in found.rejected.keys() - unsafe}
+    stays = (*left_out, *history.sparse)
     declared = dict.fromkeys(found.places.get(each, each) for each in paths)
     left_out |= dict.fromkeys(history.ignored & declared.keys(), IGNORED)
     sources = {blob: path for path, (_, blob) in sent.items() if blob}
@@ -110,7 +112,6 @@ def gather(
         SubmittedFile(path, *each, saved_at, history.base(path), history.has_git)
         for path, each in sent.items()
     ]
-    stays = (*found.rejected, *history.sparse)
     whole = [each for each in found.folders if not any(is_inside(each, path) for path in stays)]
     return Gathered(
         root,

@@ -60,6 +60,13 @@ def test_a_deleted_file_is_gone_and_a_path_that_never_was_is_told(site: Site) ->
     assert found.missing == ("content/tpyo.md",)
 
 
+def test_what_the_allowlist_refuses_is_declared_and_the_worker_says_why(tmp_path: Path) -> None:
+    put(tmp_path, "content/a.md")
+    found = gathered(tmp_path, "content", "content/.git/config", "elsewhere/b.md")
+    assert found.paths == ("content", "content/.git/config", "elsewhere/b.md")
+    assert (found.payload.folders, found.left_out) == (("content",), {})
+
+
 @pytest.mark.parametrize("kind", ["link", "pipe", "repository"])
 def test_a_folder_that_is_not_sent_whole_names_what_was_deleted_instead(site: Site, kind: str) -> None:
     """Of a folder that is sent whole, the site loses what was not sent: here that would be too much."""
