@@ -400,22 +400,6 @@ def test_a_wrong_setting_exits_2_with_one_line_that_names_it(site: Site, command
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("status", "status --json", "list --json", "history --json", "doctor --json", "show hello"),
-        *("health", "schema job", "schema config", "enqueue hello content/posts", "--help", "--version"),
-    ],
-)
-def test_what_cannot_be_printed_is_one_line_and_exit_1(site: Site, command: str) -> None:
-    site.save("hello", [POST], message="x" * 100)
-    # Without a buffer, as some containers have Python run, nothing is left for its end to write.
-    result = shell(site, f"unset PYTHONUNBUFFERED; $worker {command} > /dev/full")
-    assert result.returncode == 1
-    (line,) = [line for line in result.stderr.splitlines() if "warning: " not in line]
-    assert "No space left on device" in line
-
-
 def test_a_reader_that_has_had_enough_is_no_failure(site: Site, tmp_path: Path) -> None:
     for number in range(300):
         site.save(f"post-{number}", [POST], message="x" * 2000)

@@ -11,15 +11,13 @@ from postgres import free_port
 
 from briter_worker.events import (
     Cancelled,
-    ConditionChanged,
     Event,
-    Failed,
     JobStarted,
     Published,
     Warned,
 )
-from briter_worker.sinks.history import Condition, History
-from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, Target
+from briter_worker.sinks.history import History
+from briter_worker.sinks.recorder import FanOut, HistorySink, Target
 from briter_worker.sinks.store import PostgresStore, StoreError
 
 if TYPE_CHECKING:
@@ -48,9 +46,6 @@ def start(job: str = "j1", attempt: int = 1) -> JobStarted:
 
 def ended(job: str = "j1", attempt: int = 1) -> dict[str, Any]:
     return {"job_id": job, "slug": f"post-{job}", "attempt": attempt, "dry_run": False, "duration_ms": 7}
-
-
-AWAY: dict[str, Any] = {"error": "the remote is away\nreally", "failure": "network", "fix": "connect it"}
 
 
 @pytest.fixture
@@ -98,32 +93,6 @@ def test_a_database_that_is_away_costs_receipts(postgres_server: Server, store: 
 
 
 # --- condition
-
-
-def test_a_site_condition_is_reported_once_whichever_node_meets_it(store: PostgresStore) -> None:
-    told: list[tuple[str, Event]] = []
-
-    def drain(site: str) -> FanOut:
-        def log(event: Event) -> None:
-            if isinstance(event, ConditionChanged):
-                told.append((site, event))
-
-        return FanOut([], log, condition=SiteCondition(store, site, clock=lambda: NOW))
-
-    away = Failed(**ended(), **AWAY, retry_at=NOW)
-    published = Published(**ended(), commit=SHA)
-    drain("blog")(away)
-    drain("blog")(Failed(**{**vars(away), "error": "in other words"}))
-    drain("shop")(published)
-    assert History(store, "blog").condition() == Condition("network", away.error, "connect it", NOW)
-    drain("blog").deliver([published, published], lambda: None)
-    drain("blog")(published)
-    assert told == [
-        ("blog", ConditionChanged(condition=away.error, failure="network", fix="connect it")),
-        ("blog", ConditionChanged(condition=None, failure=None)),
-    ]
-    assert History(store, "blog").condition() == Condition(None, None, "", NOW)
-    assert History(store, "shop").condition() is None
 
 
 # --- the program

@@ -57,22 +57,6 @@ def _environment(service: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def test_everything_that_the_image_copies_is_let_through_by_dockerignore() -> None:
-    allowed = {
-        line[1:].rstrip("/")
-        for line in (ROOT / ".dockerignore").read_text().splitlines()
-        if line.startswith("!")
-    }
-    copied = {
-        source
-        for word, rest in _instructions()
-        if word == "COPY" and "--from" not in rest
-        for source in rest.split()[:-1]
-    }
-    assert copied == allowed
-    assert all((ROOT / source).exists() for source in copied)
-
-
 def test_the_cron_service_drains_once_and_is_healthy_without_a_daemon(site: Site) -> None:
     cron = _services()["cron"]
     assert cron["profiles"] == ["cron"]

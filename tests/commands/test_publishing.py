@@ -122,31 +122,6 @@ def test_odd_names_are_published_as_they_are(site: Site, name: str) -> None:
     assert changed_by(site, result.of("published")[0]["commit"]) == {path}
 
 
-@pytest.mark.parametrize("how", ["removed", "skip-worktree", "sparse"])
-@pytest.mark.parametrize("said", ["*.md text=auto", "*.md filter=upper"])
-def test_attributes_that_are_not_checked_out_count_as_git_add_counts_them(
-    site: Site, how: str, said: str
-) -> None:
-    site.git("config", "filter.upper.clean", "tr -d '\\r' | tr a-z A-Z")
-    site.write_post("content/.gitattributes", f"{said}\n")
-    site.write_post("content/posts/b/.gitattributes", "*.md -text -filter\n")
-    site.commit_all("attributes")
-    if how == "sparse":
-        site.git("sparse-checkout", "set", "--no-cone", "/content/posts/")
-    elif how == "skip-worktree":
-        site.git("update-index", "--skip-worktree", "content/.gitattributes")
-    (site.worktree / "content/.gitattributes").unlink(missing_ok=True)
-    posts = ["content/posts/a \N{SNOWMAN}.md", "content/posts/welcome.md", "content/posts/b/plain.md"]
-    for post in posts:
-        site.write_post(post, "one\r\ntwo\r\n")
-    site.save("a", posts)
-    assert site.run_once().of("published")
-    site.git("add", *posts)
-    assert site.git("diff", "--cached", "--name-only", "--", *posts) == "", "as git add has it"
-    changed = "one\ntwo\n" if "auto" in said else "ONE\nTWO\n"
-    assert [site.remote_file(post) for post in posts] == [changed, changed, "one\r\ntwo\r\n"]
-
-
 def test_nothing_new_is_nochange(site: Site) -> None:
     site.save("welcome", ["content/posts/welcome.md"])
     result = site.run_once()
@@ -327,52 +302,6 @@ def test_a_stop_in_the_middle_of_an_import_loses_and_doubles_nothing(site: Site,
 
 
 # Folders, whatever else the job declares
-
-
-@pytest.mark.parametrize("why", ["on hold", "left out"])
-def test_a_file_does_not_take_the_place_of_a_folder_in_which_another_job_or_person_keeps_something(
-    site: Site, why: str
-) -> None:
-    for name in ("kept", "other"):
-        site.write_post(f"content/posts/note/{name}.md", f"{name}\n")
-    site.commit_all("A note in a folder of its own")
-    if why == "on hold":
-        site.save("kept", ["content/posts/note/kept.md"], scheduledFor="2999-01-01")
-    else:
-        site.git("update-index", "--skip-worktree", "content/posts/note/kept.md")
-    shutil.rmtree(site.worktree / "content/posts/note")
-    site.write_post("content/posts/note", "A file now\n")
-    site.write_post("content/posts/b.md", "B\n")
-    site.save("note", ["content/posts/note"])
-    site.save("b", ["content/posts/b.md", "content/posts/note"])
-    result = site.run_once()
-    reason = assert_refused(site, result, FailureCode.NO_PATHS, slug="note")
-    assert "a folder in which content/posts/note/kept.md stays" in reason
-    assert_published(site, result, "b")
-    assert result.of("published")[0]["rejectedPaths"] == ["content/posts/note"]
-    assert site.remote_file("content/posts/note/kept.md") == "kept\n"
-    assert site.remote_file("content/posts/note/other.md") == "other\n"
-
-
-@pytest.mark.parametrize("where", ["here", "on the remote"])
-def test_a_file_does_not_take_the_place_of_a_folder_in_which_a_submodule_is(site: Site, where: str) -> None:
-    colleague = site.root / "colleague"
-    site.git("clone", "--quiet", str(site.remote), str(colleague))
-    module = f"160000,{'1' * 40},content/posts/note/module"
-    site.git("update-index", "--add", "--cacheinfo", module, cwd=colleague)
-    site.git("commit", "--quiet", "--message=A module", cwd=colleague)
-    site.git("push", "--quiet", cwd=colleague)
-    if where == "here":
-        site.git("pull", "--quiet")
-        (site.worktree / "content/posts/note/module").rmdir()
-        (site.worktree / "content/posts/note").rmdir()
-    site.write_post("content/posts/note", "A file now\n")
-    site.save("note", ["content/posts/note"])
-    failure = FailureCode.NO_PATHS if where == "here" else FailureCode.CONFLICT
-    reason = assert_refused(site, site.run_once(), failure, slug="note")
-    assert "content/posts/note" in reason
-    tree = site.git("ls-tree", "-r", "main", "content/posts/note", cwd=site.remote)
-    assert tree.startswith("160000 commit "), "its author declared nothing of the module"
 
 
 def test_a_folder_whose_only_post_is_scheduled_waits_for_it_and_is_not_refused(site: Site) -> None:

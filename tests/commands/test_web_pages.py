@@ -384,20 +384,19 @@ def test_text_of_jobs_and_of_the_remote_never_becomes_markup(site: Site, dashboa
     assert "&lt;script&gt;" in answer.text
 
 
-@pytest.mark.parametrize("job_id", ["a/b", "..", ".", "a?b=c&d#e", "100%", "ü ñ 漢", "a//b/retry", "%2e%2e"])
-def test_a_job_of_any_name_has_a_page_and_can_be_controlled(site: Site, job_id: str, tmp_path: Path) -> None:
-    site.write_post("content/posts/a.md", "# A\n")
-    waiting = site.save("a", ["content/posts/a.md"], id="plain", scheduledFor=TOMORROW)
-    waiting.write_text(waiting.read_text().replace('"plain"', f'"{job_id}"'))
+def test_a_job_of_any_name_has_a_page_and_can_be_controlled(site: Site) -> None:
+    names = ["a/b", "..", ".", "a?b=c&d#e", "100%", "ü ñ 漢", "a//b/retry", "%2e%2e"]
+    for number, name in enumerate(names):
+        waiting = site.save(f"post{number}", ["content/a.md"], id=f"plain{number}", scheduledFor=TOMORROW)
+        waiting.write_text(waiting.read_text().replace(f'"plain{number}"', f'"{name}"'))
     with serving(site) as dashboard:
-        link = re.search(r'class="post" href="([^"]+)"', dashboard.page.get("/scheduled").text)
-        assert link
-        page = dashboard.page.get(html.unescape(link[1]))
-        assert page.status_code == 200
-        assert html.escape(job_id) in page.text
-        assert dashboard.act("publish-now", id=job_id).status_code == 303
-    assert site.jobs()[0]["scheduledFor"] is None
-    assert tmp_path.exists()
+        links = re.findall(r'class="post" href="([^"]+)"', dashboard.page.get("/scheduled").text)
+        pages = [dashboard.page.get(html.unescape(link)) for link in links]
+        assert [page.status_code for page in pages] == [200] * len(names)
+        for name in names:
+            assert any(html.escape(name) in page.text for page in pages), name
+            assert dashboard.act("publish-now", id=name).status_code == 303, name
+    assert {job["scheduledFor"] for job in site.jobs()} == {None}
 
 
 def test_a_page_shows_only_the_host_of_a_jobs_webhook(site: Site, dashboard: Dashboard) -> None:

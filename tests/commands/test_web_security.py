@@ -112,11 +112,10 @@ def test_signing_in_opens_a_session_and_signing_out_ends_it(
     assert old.status_code == 303, "the session itself has ended, not only the cookie"
 
 
-@pytest.mark.parametrize(
-    "target", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:1"]
-)
-def test_signing_in_redirects_to_no_other_site(stranger: httpx.Client, target: str) -> None:
-    assert sign_in(stranger, TOKEN, target).headers["location"] == "/"
+def test_signing_in_redirects_to_no_other_site(stranger: httpx.Client) -> None:
+    for target in ("https://evil.example/", "//evil.example", "/\\evil.example", "javascript:1"):
+        assert sign_in(stranger, TOKEN, target).headers["location"] == "/", target
+        stranger.cookies.clear()
 
 
 def test_after_five_wrong_tokens_their_sender_has_to_wait(
@@ -177,23 +176,14 @@ def test_a_change_needs_the_csrf_token_of_its_own_session(
     assert is_paused(site)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Origin": "https://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "http://127.0.0.1:1"},
-        {"Origin": "http://["},
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-    ],
-)
-def test_a_page_of_another_site_can_change_nothing(
-    site: Site, dashboard: Dashboard, headers: dict[str, str]
-) -> None:
+def test_a_page_of_another_site_can_change_nothing(site: Site, dashboard: Dashboard) -> None:
     form = {"csrf": dashboard.csrf(), "for": ""}
-    assert dashboard.page.post("/actions/pause", data=form, headers=headers).status_code == 403
-    assert dashboard.page.get("/api/doctor", headers=headers).status_code == 403, "a link runs no checks"
+    origins = [
+        {"Origin": each} for each in ("https://evil.example", "null", "http://127.0.0.1:1", "http://[")
+    ]
+    for headers in (*origins, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}):
+        assert dashboard.page.post("/actions/pause", data=form, headers=headers).status_code == 403, headers
+        assert dashboard.page.get("/api/doctor", headers=headers).status_code == 403, "a link runs no checks"
     assert not is_paused(site)
     own = {"Origin": dashboard.base, "Sec-Fetch-Site": "same-origin"}
     assert dashboard.page.post("/actions/pause", data=form, headers=own).status_code == 303

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
-from postgres import free_port
 from requirements import provide
-from sites import eventually
 
 if TYPE_CHECKING:
     from sites import Site
@@ -84,48 +79,6 @@ def test_the_example_makes_the_folder_keeps_every_text_and_never_reuses_a_name(
         assert (job["slug"], job["paths"], job["message"]) == ('a "slug" \\', [HARD_PATH], HARD_MESSAGE)
         assert job["author"] == {"name": 'Ada "A."', "email": "ada@example.org"}
         assert job["scheduledFor"] == "2099-01-01T00:00:00Z"
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as visitor:
-        return visitor.connect_ex(("127.0.0.1", port)) == 0
-
-
-def test_the_outcome_is_read_from_the_folder_and_from_webhooks_that_are_ours(site: Site) -> None:
-    port = free_port()
-    secret = "whsec_" + "c2VjcmV0" * 4
-    env = {"BRITER_WEBHOOK_SECRET": secret, "BRITER_WEBHOOK_ALLOW_PRIVATE": "true"}
-    env["BRITER_WEBHOOK_URLS"] = f"http://127.0.0.1:{port}/"
-    script = [sys.executable, str(WRITERS / "outcome.py")]
-    site.write_post("content/posts/hello.md", "# Hello\n")
-    site.save("hello", ["content/posts/hello.md"], id="a")
-    site.save("refused", ["secret.txt"], id="b")
-    states = []
-    with subprocess.Popen(
-        [*script, "webhook", str(port)], env={**os.environ, **env}, stdout=subprocess.PIPE, text=True
-    ) as receiver:
-        try:
-            eventually(lambda: _listens(port))
-            for run in (False, True):
-                if run:
-                    site.run_once(**env)
-                for job in ("a", "b"):
-                    command = [*script, "file", str(site.queue), job]
-                    states.append(subprocess.check_output(command, text=True).strip())
-            assert receiver.stdout is not None
-            said = {receiver.stdout.readline().strip() for _ in range(2)}
-            forged = httpx.post(
-                f"http://127.0.0.1:{port}/",
-                json={"type": "post.published"},
-                headers={"webhook-id": "1", "webhook-timestamp": "1", "webhook-signature": "v1,x"},
-            )
-        finally:
-            receiver.kill()
-    assert states[:3] == ["waiting", "waiting", "gone"]
-    assert states[3].startswith("failed: none of its paths may be published")
-    assert f"post.published hello {site.remote_log()[0][0]}" in said
-    assert any(line.startswith("post.dead-lettered refused") for line in said)
-    assert forged.status_code == 400
 
 
 @pytest.mark.parametrize(

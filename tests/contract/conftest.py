@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from postgres import add_site
 from queue_backends import Backend, Disk, Postgres
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     """An empty queue."""
     if request.param == "postgres":
-        from postgres import add_site  # noqa: PLC0415 - an extra
-
         database: Database = request.getfixturevalue("database")
         return Postgres(database, add_site(database))
     return Disk(tmp_path, named_after_slugs=request.param == "disk-named-after-slugs")

@@ -22,12 +22,10 @@ from postgres import Server, free_port
 from sites import Site as DiskSite
 from sites import events_in
 
-from briter_worker.allowlist import Allowlist
 from briter_worker.client import compose
 from briter_worker.cluster import sites
 from briter_worker.cluster.submit import send
 from briter_worker.errors import UnavailableError
-from briter_worker.git.payloads import gather
 from briter_worker.job import parse_time
 from briter_worker.queues.postgres.database import Database
 from briter_worker.queues.postgres.payloads import PayloadSource, collect_blobs, submit
@@ -104,17 +102,16 @@ _LOGO = bytes(range(256)) * 64
 class ClusterCms:
     """One site's CMS. Its copies of the posts never see what a colleague pushes."""
 
-    def __init__(self, settings: Settings, root: Path, dice: random.Random, figures: Counter[str]) -> None:
+    def __init__(self, settings: Settings, dice: random.Random, figures: Counter[str]) -> None:
         self.name = settings.site
         self.ledger = Ledger()
         self.settings = settings
-        self._root = root
         self._dice = dice
         self._figures = figures
         self._count = 0
 
     def save(self, *, given_up: Callable[[], bool], again: str = "") -> None:
-        """Save any post, in one of three ways; or this one again, to be published at once."""
+        """Save any post, or this one again, to be published at once."""
         self._count += 1
         marker = f"m{self._count}"
         slug = self._dice.choice([*TITLED, *TITLED, *FLEETING, "new", "new"])
@@ -125,7 +122,7 @@ class ClusterCms:
         save = Save(marker, slug, tuple(files), files, f"{marker}: save {slug}", author, held)
         at = datetime.fromtimestamp(held, UTC) if held else None
         document = compose(slug, save.paths, message=save.message, at=at, author=author)
-        way = self._dice.choices([self._by_values, self._by_folder, self._without_waking], [70, 20, 10])[0]
+        way = self._dice.choices([self._send, self._send_without_waking], [90, 10])[0]
         if self._insist(lambda: way(document, files), given_up):
             self.ledger.saves.append(save)
             self._figures["saves"] += 1
@@ -156,36 +153,14 @@ class ClusterCms:
                 return True
         return False
 
-    def _by_values(self, document: dict[str, Any], files: Mapping[str, bytes | None]) -> None:
+    def _send(self, document: dict[str, Any], files: Mapping[str, bytes | None]) -> None:
         send(self.settings, document, files=files)
 
-    def _by_folder(self, document: dict[str, Any], files: Mapping[str, bytes | None]) -> None:
-        self._write(files)
-        send(self.settings, document, root=self._root)
-
-    def _without_waking(self, document: dict[str, Any], files: Mapping[str, bytes | None]) -> None:
+    def _send_without_waking(self, document: dict[str, Any], files: Mapping[str, bytes | None]) -> None:
         """Die, as it were, between the commit and the waking of a node: the sweep has to find the job."""
-        self._write(files)
-        found = gather(
-            self._root,
-            document["paths"],
-            allowlist=Allowlist(self.settings.folders),
-            max_bytes=self.settings.worker_max_file_bytes,
-            saved_at=parse_time(document["createdAt"]),
-        )
+        source = PayloadSource.of(files, saved_at=parse_time(document["createdAt"]))
         with open_database(self.settings).transaction() as connection:
-            submit(
-                connection, self.name, document, PayloadSource(found.payload, found.content), now=time.time()
-            )
-
-    def _write(self, files: Mapping[str, bytes | None]) -> None:
-        for path, content in files.items():
-            file = self._root / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            if content is None:
-                file.unlink(missing_ok=True)
-            else:
-                file.write_bytes(content)
+            submit(connection, self.name, document, source, now=time.time())
 
 
 class Cluster:
@@ -277,7 +252,7 @@ class Cluster:
             site = sites.Site(name, url, "main", "local-mdx", created_at=time.time())
             sites.add(database, site, self._settings)
             settings = sites.settings_of(sites.get(database, name), self._settings)
-            cms = ClusterCms(settings, self._root / "cms" / name, self._new_dice(), self.found.figures)
+            cms = ClusterCms(settings, self._new_dice(), self.found.figures)
             self._remotes.append(remote)
             self._cms.append(cms)
             self._colleagues.append(Colleague(remote, cms.ledger, self._new_dice(), TITLED))
@@ -481,7 +456,7 @@ class Cluster:
             for name in PROMISES:
                 getattr(found, name).extend(f"{cms.name}: {line}" for line in getattr(there, name))
             # For whoever has to find out what happened, should a promise be broken.
-            (self._root / "cms" / f"{cms.name}.ledger").write_text("\n".join(map(str, cms.ledger.saves)))
+            (self._root / f"{cms.name}.ledger").write_text("\n".join(map(str, cms.ledger.saves)))
             messages = {save.message for save in cms.ledger.saves}
             found.figures["commits of the worker"] += sum(each.message in messages for each in commits)
             found.figures["commits of people"] += sum(each.message not in messages for each in commits) - 1

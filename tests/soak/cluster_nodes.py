@@ -146,13 +146,10 @@ class Node:
         self.link.restore()
 
     def lose_clones(self, dice: random.Random) -> None:
-        """Delete some of its disk while it is in use: a clone, a part of one, or all of them."""
+        """Delete a folder of its cache while it is in use, or all of it."""
         cache = self.folder / "cache"
-        clones = sorted(cache.glob("*"))
-        if clones:
-            clone = dice.choice(clones)
-            parts = [clone, cache, *clone.rglob("objects"), *clone.rglob("refs")]
-            shutil.rmtree(dice.choice(parts), ignore_errors=True)
+        parts = [cache, *cache.glob("*"), *cache.rglob("objects"), *cache.rglob("refs")]
+        shutil.rmtree(dice.choice(parts), ignore_errors=True)
 
     def spoil_disk(self) -> None:
         """Let nothing be written to its cache, and take away what was there."""

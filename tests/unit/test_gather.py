@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from briter_worker.allowlist import Allowlist
-from briter_worker.git.payloads import Gathered, gather, write_files
-from briter_worker.ports import Payload, SubmittedFile
+from briter_worker.git.payloads import Gathered, gather
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,54 +100,3 @@ def test_what_git_ignores_stays_behind(site: Site) -> None:
     ]
     assert found.paths == ("content/posts",)
     assert "git ignores it" in found.left_out["content/posts/a.log"]
-
-
-def test_what_a_sparse_checkout_leaves_out_was_not_deleted(site: Site) -> None:
-    site.write_post("content/other/b.md", "b")
-    site.write_post("content/posts/gone.md", "gone")
-    site.git("add", "--all")
-    site.git("commit", "--quiet", "-m", "Another")
-    site.git("sparse-checkout", "set", "content/posts")
-    (site.worktree / "content/posts/gone.md").unlink()
-    assert not (site.worktree / "content/other").exists()
-    for path in ("content/other", "content/other/b.md"):
-        found = gathered(site.worktree, path)
-        assert found.payload == Payload()
-    for path in ("content", "content/posts"):
-        found = gathered(site.worktree, path)
-        whole = path == "content/posts"
-        assert found.payload.folders == (("content/posts",) if whole else ())
-        gone = [file.path for file in found.payload.files if file.blob is None]
-        assert gone == ["content/posts/gone.md"]
-
-
-class Contents(dict[str, bytes]):
-    """What a job brought, by blob."""
-
-    def content(self, blob: str) -> bytes:
-        return self[blob]
-
-
-def test_files_are_written_back_unless_the_cms_changed_them(site: Site) -> None:
-    welcome = site.worktree / "content/posts/welcome.md"
-    old, other = blob_of(welcome), site.write_post("content/posts/other.md", "changed here\n")
-    (site.root / "new").write_bytes(b"new\n")
-    (site.root / "newer").write_bytes(b"newer\n")
-    new, newer = blob_of(site.root / "new"), blob_of(site.root / "newer")
-    contents = Contents({new: b"new\n", newer: b"newer\n"})
-    files = [
-        SubmittedFile("content/posts/new/a.md", "100755", newer, 2.0),
-        SubmittedFile("content/posts/new/a.md", "100644", new, 1.0),
-        SubmittedFile("content/posts/other.md", "100644", new, 1.0, None, has_base=True),
-        SubmittedFile("content/posts/welcome.md", "", None, 1.0, old, has_base=True),
-        SubmittedFile(".git/config", "100644", new, 1.0),
-        SubmittedFile("content/link/x", "100644", new, 1.0),
-    ]
-    (site.worktree / "content/link").symlink_to(site.root)
-    kept = write_files(site.worktree, Allowlist(["content"]), contents, files)  # type: ignore[arg-type]
-    assert kept.keys() == {"content/posts/other.md", ".git/config", "content/link/x"}
-    made = site.worktree / "content/posts/new/a.md"
-    assert (made.read_text(), bool(made.stat().st_mode & 0o100)) == ("newer\n", True)
-    assert other.read_text() == "changed here\n"
-    assert not welcome.exists()
-    assert not (site.root / "x").exists()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from postgres import add_site
-from postgres_queues import LONGEST_DELAY, NOW, control_queue, store, take_queue
+from queue_backends import LONGEST_DELAY, NOW, control_queue, store, take_queue
 
 from briter_worker.errors import Failure, FailureCode, LockLostError
 from briter_worker.job import format_time

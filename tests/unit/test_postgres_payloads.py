@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from postgres import add_site
-from postgres_queues import NOW, store, take_queue
+from queue_backends import NOW, store, take_queue
 
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import State, format_time
