@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from briter_worker.allowlist import is_safe_to_check_out
 from briter_worker.errors import FailureCode, PublishError, describe, os_error_text
 from briter_worker.git.index import Index, hash_files
-from briter_worker.git.repository import LINK, SUBMODULE, Entry, blob_of, move_line, read_raw
+from briter_worker.git.repository import DIFF_TREE, LINK, SUBMODULE, Entry, blob_of, move_line, read_raw
 from briter_worker.git.work_tree import WorkTree
 
 if TYPE_CHECKING:
@@ -297,8 +297,7 @@ class _Move:
         bases = {path: base.blob for path, base in self.state.bases.items()} | dict(blobs)
         out = b""
         if self.old != self.new:
-            command = ("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev")
-            out = self.checkout.git.run(*command, self.old, self.new)
+            out = self.checkout.git.run(*DIFF_TREE, "--raw", "--no-abbrev", self.old, self.new)
         files = {}
         for _, path, before, after in read_raw(out):
             # The index takes no path that git would not write: one such path must not stop the others.

@@ -66,8 +66,8 @@ class Index:
         wanted, found, skipped = set(paths), {}, set()
         for line in os.fsdecode(out).split("\0")[:-1]:
             about, _, path = line.partition("\t")
-            tag, mode, blob, stage = about.split(" ")
             if path in wanted:
+                tag, mode, blob, stage = about.split(" ")
                 found[path] = Entry("" if int(stage) else mode, blob)
                 skipped |= {path} if tag in "Ss" else set()
         return found, skipped

@@ -28,7 +28,7 @@ from briter_worker.git.push import (
     read_signature,
     write_commits,
 )
-from briter_worker.git.repository import FAST_IMPORT
+from briter_worker.git.repository import COUNT_LINES, FAST_IMPORT
 from briter_worker.ports import Change, Outcome, Plan, Result
 
 if TYPE_CHECKING:
@@ -269,6 +269,8 @@ class GitPublisher:
             published = ((item, plan.commits.get(item.key)) for item in waiting)
             settled += [item.outcome(Result.PUBLISHED, commit=commit) for item, commit in published if commit]
             settled += [tip.unchanged(item) for item in unchanged]
+            if plan.commits and self._repository.git.worktree:  # while the local branch follows
+                self._repository.git.begin(*COUNT_LINES, tip.commit, plan.tip)
             self._follow(plan, landed)
             yield self._described(settled, plan, tip.commit)
             self._discard(plan, landed)

@@ -18,7 +18,15 @@ from briter_worker.errors import FailureCode, PublishError, sync_folder
 from briter_worker.events import FileChange
 from briter_worker.git import messages
 from briter_worker.git.environment import without
-from briter_worker.git.repository import COMMIT_MARK, FAST_IMPORT, blob_of, quote_path, read_raw
+from briter_worker.git.repository import (
+    COMMIT_MARK,
+    COUNT_LINES,
+    DIFF_TREE,
+    FAST_IMPORT,
+    blob_of,
+    quote_path,
+    read_raw,
+)
 from briter_worker.ports import BaseVersion, Conflict, Plan
 
 if TYPE_CHECKING:
@@ -210,18 +218,17 @@ def read_changes(
     The lines of each file are counted between `base` and `tip`: a comparison for each commit would read the
     tree again and again. Nothing is known of the lines where several of the commits changed one file.
     """
-    command = ("diff-tree", "-r", "-z", "--no-renames", "--no-ext-diff", "--no-textconv")
     what = "what the commits changed could not be read"
     found = {commit: [*known[commit]] for commit in commits & known.keys()}
     if others := "".join(f"{commit}\n" for commit in commits - known.keys()):
         shown = ("--raw", f"--format={COMMIT_MARK}%H", "--stdin")
         # A commit that a shallow clone lacks is answered with its name alone.
-        for sha, path, _, new in read_raw(git.run(*command, *shown, stdin=others.encode(), what=what)):
+        for sha, path, _, new in read_raw(git.run(*DIFF_TREE, *shown, stdin=others.encode(), what=what)):
             found.setdefault(sha, []).append(FileChange(path, None, None, new is None))
     times = Counter(each.path for changes in found.values() for each in changes)
     lines: dict[str, tuple[int | None, int | None]] = dict.fromkeys(times, (None, None))
     if times and base and git.worktree:  # a cluster's clone has no contents, and would fetch them
-        for row in os.fsdecode(git.run(*command, "--numstat", base, tip, what=what)).split("\0")[:-1]:
+        for row in os.fsdecode(git.run(*COUNT_LINES, base, tip, what=what)).split("\0")[:-1]:
             added, removed, path = row.split("\t", 2)
             if added != "-" and times[path] == 1:
                 lines[path] = int(added), int(removed)

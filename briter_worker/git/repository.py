@@ -41,6 +41,8 @@ FAST_IMPORT = ("-c", "core.ignoreCase=false", "-c", "pack.compression=1", "fast-
 With core.ignoreCase, it would write a file to another one whose name differs in case only. Trees consist of
 digests, which a higher level hardly compresses, in three times the time.
 """
+DIFF_TREE = ("diff-tree", "-r", "-z", "--no-renames", "--no-ext-diff", "--no-textconv")
+COUNT_LINES = (*DIFF_TREE, "--numstat")
 _VERY_FEW_PATHS = 12
 _FEW_PATHS = 100
 """Git compares each entry of a folder with each path, so that for more paths all entries are listed."""
@@ -213,8 +215,8 @@ class Repository:
             packed = (self.git.common_dir / "packed-refs").read_bytes()
         except FileNotFoundError:
             return None
-        found = re.search(rb"^([0-9a-f]+) %s$" % re.escape(os.fsencode(name)), packed, re.MULTILINE)
-        return found[1].decode() if found else None
+        before, found, _ = packed.partition(b" %s\n" % os.fsencode(name))
+        return before.rpartition(b"\n")[2].decode() if found else None
 
     def update_refs(self, *moves: Move) -> None:
         """Move refs, all or none."""

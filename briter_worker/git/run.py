@@ -224,6 +224,7 @@ class Git:
         command = self._begun.pop((args, stdin), None)
         if command is None:
             command = self._start(args, stdin, env=env, discover=discover)
+        command.set_deadline(self.timeout)
         with self._finishing(command):
             out, said = command.read_output()
         return command.process.returncode, out, said

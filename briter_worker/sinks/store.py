@@ -86,8 +86,15 @@ class SqliteStore:
                 self._set_aside()
                 connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
-            with connection:  # commits, or rolls back
+            try:
                 yield Transaction(connection.execute)
+                connection.execute("COMMIT")
+            except BaseException as error:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error) and _is_damage(error):
+                    self._set_aside()
+                raise
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return the rows, without waiting for the writer; none if there is no file. Raises StoreError."""
