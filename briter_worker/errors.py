@@ -196,15 +196,6 @@ class StoppedError(Exception):
 class LockLostError(Exception):
     """Abort the work because the site may be another worker's. Nothing was pushed."""
 
-    def __init__(
-        self,
-        message: str = "the worker's lock file was removed or replaced while the worker ran, so another "
-        "worker may have the site now; this one ends",
-        fix: str = "start the worker again, and leave worker.lock alone",
-    ) -> None:
-        self.fix = fix
-        super().__init__(one_line(message))
-
 
 class UnavailableError(OSError):
     """The store of the jobs (Postgres) cannot be reached, so nothing can be decided about any job."""

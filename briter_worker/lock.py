@@ -68,9 +68,7 @@ class AnotherWorkerError(Exception):
 
     def __init__(self, holder: Holder | None) -> None:
         self.holder = holder
-        pid = f": PID {holder.pid}" if holder else ""
-        host = f" on {holder.host}" if holder and holder.host else ""
-        super().__init__(f"another worker instance is active{pid}{host}")
+        super().__init__("another worker instance is active")
 
 
 class SiteLock:

@@ -359,8 +359,12 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
     emit(events.WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
     try:
         counts = worker.run_once() if once else worker.run_forever()
-    except LockLostError as lost:
-        emit(events.Warned(error=str(lost), fix=lost.fix))
+    except LockLostError:
+        text = (
+            "the worker's lock file was removed or replaced while the worker ran, so another worker may have "
+        )
+        fix = "start the worker again, and leave worker.lock alone"
+        emit(events.Warned(error=f"{text}the site now; this one ends", fix=fix))
         return 1
     finally:
         emit(events.WorkerStopped(drained=worker.counts.completed, once=once or None))

@@ -334,7 +334,7 @@ class Node:
         try:
             counts, next_due = self._drains.drain(site, self._stop.is_set)
         except LockLostError as lost:
-            self._warn(site, str(lost), lost.fix)
+            self._warn(site, str(lost), "")
             return Counts(), math.inf
         except NodeFailureError as error:
             if self._health.problem is None:

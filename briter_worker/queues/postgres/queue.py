@@ -136,7 +136,7 @@ class PostgresQueue(PostgresControl):
             )
             rows = self._claimed_rows(connection, [claim])
             if not rows:
-                raise LockLostError(f"a job of the site {self._site} is gone", "")
+                raise LockLostError(f"a job of the site {self._site} is gone")
             return _claim(rows[0])
 
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:

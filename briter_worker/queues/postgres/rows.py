@@ -88,7 +88,7 @@ def take_site(database: Database, site: str, worker: str) -> dict[str, Any]:
             .fetchone()
         )
     if row is None:
-        raise LockLostError(f"there is no site {site} any more", "")
+        raise LockLostError(f"there is no site {site} any more")
     database.set_clock(row["taken_at"])
     return row
 
@@ -105,9 +105,9 @@ def lock_site(connection: Connection, site: str, token: int | None = None) -> No
         if row is None:
             raise SiteMissingError(site)
     elif row is None:
-        raise LockLostError(f"there is no site {site} any more", "")
+        raise LockLostError(f"there is no site {site} any more")
     elif row[0] != token:
-        raise LockLostError(f"another worker has the site {site} now; this drain ends", "")
+        raise LockLostError(f"another worker has the site {site} now; this drain ends")
 
 
 @contextlib.contextmanager
