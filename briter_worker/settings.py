@@ -198,10 +198,8 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
-        env_ignore_empty=True,
         enable_decoding=False,
         validate_default=False,
-        extra="ignore",
         frozen=True,
         field_title_generator=lambda name, _: PREFIX + name.upper(),
     )

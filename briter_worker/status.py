@@ -363,11 +363,9 @@ def read_local_commits(settings: Settings) -> LocalCommits:
 
 def lock_holder(settings: Settings, now: float) -> Holder | None:
     """Return the process that the site's lock names, if any. Does not touch the lock."""
-    recorded = read_holder(settings.lock_path)
-    if recorded is None:
-        return None
     alive = is_held(settings.lock_path, now=now, stale_after=_patience(settings))
-    return recorded._replace(alive=alive)
+    recorded = read_holder(settings.lock_path)
+    return recorded and recorded._replace(alive=alive)
 
 
 def _patience(settings: Settings) -> float:

@@ -360,11 +360,9 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
     try:
         counts = worker.run_once() if once else worker.run_forever()
     except LockLostError:
-        text = (
-            "the worker's lock file was removed or replaced while the worker ran, so another worker may have "
-        )
+        text = "the worker's lock file was removed or replaced while the worker ran, so another worker may"
         fix = "start the worker again, and leave worker.lock alone"
-        emit(events.Warned(error=f"{text}the site now; this one ends", fix=fix))
+        emit(events.Warned(error=f"{text} have the site now; this one ends", fix=fix))
         return 1
     finally:
         emit(events.WorkerStopped(drained=worker.counts.completed, once=once or None))
