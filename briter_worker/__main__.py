@@ -28,7 +28,7 @@ def main() -> None:
     threading.excepthook = lambda args: _print_redacted(args.exc_type, args.exc_value, args.exc_traceback)
     # Modules are no garbage: to look for some among them takes a tenth of the start.
     gc.disable()
-    from briter_worker.cli import main as run_command  # noqa: PLC0415 - after the above
+    from briter_worker.commands import main as run_command  # noqa: PLC0415 - after the above
 
     sys.exit(run_command(sys.argv[1:]))
 

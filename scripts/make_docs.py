@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel
 
 from briter_worker import events
 from briter_worker.allowlist import ADAPTER_EXCLUDED, EXCLUDED, FOLDERS
-from briter_worker.cli import build_app
+from briter_worker.commands import build_app
 from briter_worker.errors import FailureClass, FailureCode
 from briter_worker.job import job_schema
 from briter_worker.settings import settings_schema

@@ -242,7 +242,7 @@ def test_a_configuration_that_cannot_be_read_is_not_shown_instead(site: Site, li
 
 MISTAKE = """
 import sys, threading
-from briter_worker import __main__, cli, redaction
+from briter_worker import __main__, commands, redaction
 
 def fail(*_, **__):
     redaction.conceal({secret})
@@ -253,9 +253,9 @@ def fail(*_, **__):
 
 secret = sys.argv.pop()
 if sys.argv[1] == "thread":
-    cli.main = lambda _: threading.Thread(target=fail).start()
+    commands.main = lambda _: threading.Thread(target=fail).start()
 else:
-    cli.typer.main.get_command = lambda app: type('Command', (), {'main': fail, 'params': ()})()
+    commands.typer.main.get_command = lambda app: type('Command', (), {'main': fail, 'params': ()})()
 __main__.main()
 """
 
