@@ -86,15 +86,8 @@ class SqliteStore:
                 self._set_aside()
                 connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
-            try:
+            with connection:  # commits, or rolls back
                 yield Transaction(connection.execute)
-                connection.execute("COMMIT")
-            except BaseException as error:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error) and _is_damage(error):
-                    self._set_aside()
-                raise
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return the rows, without waiting for the writer; none if there is no file. Raises StoreError."""

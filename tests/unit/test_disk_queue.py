@@ -78,6 +78,14 @@ def test_a_rewritten_file_stays_as_open_to_the_cms_as_it_was(disk: Disk) -> None
     assert after.st_mtime == before.st_mtime  # which orders it, as it says not when it was created
 
 
+def test_what_a_killed_command_had_taken_is_claimed_at_the_next_poll(disk: Disk) -> None:
+    assert disk.queue.claim(NOW).claims == ()
+    path = disk.put("a.json", b'{"slug": "a", "paths": ["x"]}')
+    (disk.root / ".claimed").mkdir(exist_ok=True)
+    path.rename(disk.root / ".claimed" / ".a.json")
+    assert [claim.job.id for claim in claimed(disk)] == ["a"]
+
+
 def test_each_try_to_put_a_file_aside_leaves_no_dead_letter_more(disk: Disk) -> None:
     disk.put("torn.json", b"{")
     (disk.folder / "quarantine").mkdir()

@@ -154,10 +154,7 @@ class ClaimFolder:
         """Link `source` into the queue folder as `name`, if that is free. Return True if it is there."""
         try:
             if stat.S_ISDIR(self.claimed.stat(source).st_mode):  # which no producer of jobs creates
-                try:
-                    self.claimed.rename(source, self.root, name)
-                except OSError:
-                    self.claimed.rename(source, self.root, unused_name())
+                self.claimed.rename(source, self.root, unused_name() if self.root.has(name) else name)
                 return False
             try:
                 self.claimed.link(source, self.root, name)

@@ -86,8 +86,12 @@ class DiskControl:
 
     def unusable_files(self, now: float) -> dict[str, str]:
         """Return the reason for each file that is not a job, or that could not be moved."""
+        return self._look(now).unusable(now)
+
+    def _look(self, now: float) -> Index:
+        """Return what the folder holds now."""
         self._index.refresh(now)
-        return self._index.unusable(now)
+        return self._index
 
     def _read_claimed(self) -> dict[str, JobFile]:
         with contextlib.suppress(FileNotFoundError), self._claims.opened() as folder:
@@ -227,8 +231,7 @@ class DiskControl:
             file = self._take(name, now)
             if file is None:
                 continue
-            is_same = _save_of(file.job) == _save_of(entry.job) and file.job.status is entry.job.status
-            document = change(file) if is_same else file.document
+            document = change(file) if _save_of(file.job) == _save_of(entry.job) else file.document
             if document is None:
                 gone.append(file.name)
                 altered.append(file.job)
@@ -271,8 +274,8 @@ class DiskControl:
         return False
 
 
-def _save_of(job: Job) -> tuple[str, str, float]:
-    return (job.id, job.slug, job.created_at)
+def _save_of(job: Job) -> tuple[str, str, float, Status]:
+    return (job.id, job.slug, job.created_at, job.status)
 
 
 def _name(row: ListedJob) -> str:

@@ -85,9 +85,6 @@ class Index:
     by_slug: dict[str, tuple[str, ...]] = field(default_factory=dict)
     version: int = 0
     """Counts the changes of what follows from the entries."""
-    _recorded: dict[str, Job] = field(default_factory=dict)
-    """What the record had when the worker started, until it is compared with the queue folder."""
-    _record: str = ""
     _is_record_old: bool = True
     _stuck: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Until when files that could not be moved or read are left alone, and why."""
@@ -95,16 +92,6 @@ class Index:
     _authors: dict[Author | None, Author | None] = field(default_factory=dict)
     _next_scan: float = -math.inf
     _next_work: tuple[int, float] = (-1, math.inf)
-
-    def __post_init__(self) -> None:
-        if self.record is not None:
-            with contextlib.suppress(OSError):
-                self._record = self.record.read_text("utf-8", errors="replace")
-            for line in self._record.splitlines():
-                with contextlib.suppress(ValueError):  # another version wrote the file
-                    name, *declared = json.loads(line)
-                    facts = dict(zip(("slug", "paths", "created_at", "scheduled_for"), declared, strict=True))
-                    self._recorded[name] = _NOTHING.model_copy(update=facts)
 
     # What the folder holds
 
@@ -192,12 +179,9 @@ class Index:
         return compact
 
     def _damaged_entry(self, name: str, file: BadFile) -> Entry:
-        known, declared = self.entries.get(name), self._declared(name)
-        modified = file.stat.st_mtime_ns / 1e9
+        declared = self._declared(name)
         # A file from the future is not waited for forever.
-        due = min(modified, self._latest) + GRACE_S if file.may_become_job else 0.0
-        if known and known.problem and known.modified == modified:
-            due = min(due, known.due)
+        due = min(file.stat.st_mtime, self._latest) + GRACE_S if file.may_become_job else 0.0
         readable = [path for path in file.document.get("paths") or () if isinstance(path, str)]
         job = declared.model_copy(update={"paths": join_paths(declared.paths, readable)})
         return Entry(job, due=due, problem=file.reason)
@@ -205,9 +189,19 @@ class Index:
     def _declared(self, name: str) -> Job:
         """Return what a scheduled job declared before its file was damaged: its paths stay withheld."""
         known = self.entries.get(name)
-        if known is None:
-            return self._recorded.get(name, _NOTHING)
-        return known.job if known.problem or known.is_pending or known.is_quarantined else _NOTHING
+        if known is not None:
+            return known.job if known.problem or known.is_pending or known.is_quarantined else _NOTHING
+        for line in self._read_record().splitlines():
+            if line.startswith(f"[{json.dumps(name)}, "):
+                _, slug, paths, created_at, scheduled_for = json.loads(line)
+                facts = {
+                    "slug": slug,
+                    "paths": paths,
+                    "created_at": created_at,
+                    "scheduled_for": scheduled_for,
+                }
+                return _NOTHING.model_copy(update=facts)
+        return _NOTHING
 
     def _write_record(self) -> None:
         """Store what scheduled jobs declare, where that changed."""
@@ -220,12 +214,17 @@ class Index:
         )
         record = "".join(sorted(lines))
         with contextlib.suppress(OSError):  # a full disk stops no publication; the next look writes it
-            if record != self._record:
+            if record != self._read_record():
                 self.record.parent.mkdir(mode=0o700, exist_ok=True)
                 with Folder.open(self.record.parent) as folder:
                     folder.replace(self.record.name, record.encode())
                     folder.sync()
-            self._record, self._recorded, self._is_record_old = record, {}, False
+            self._is_record_old = False
+
+    def _read_record(self) -> str:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return self.record.read_text("ascii") if self.record is not None else ""
+        return ""
 
     def _add(self, name: str, entry: Entry) -> None:
         self.forget(name)
@@ -359,21 +358,15 @@ class FolderWatcher:
             self.close()
             self._watched = (found.st_dev, found.st_ino)
         if self._inotify is None:
-            with contextlib.suppress(OSError, AttributeError):  # another system, or no watch left
-                self._open(folder)
+            try:
+                self._inotify, self._changed = INotify(), set()
+                self._inotify.add_watch(f"/proc/self/fd/{folder}", sum(_EVENTS))
+            except (OSError, AttributeError):  # another system, or no watch left
+                self.close()
             return None
         self._read(self._inotify, 0)
         changed, self._changed = self._changed, set()
         return changed
-
-    def _open(self, folder: int) -> None:
-        inotify = INotify()
-        try:
-            inotify.add_watch(f"/proc/self/fd/{folder}", sum(_EVENTS))
-        except OSError:
-            inotify.close()
-            raise
-        self._inotify, self._changed = inotify, set()
 
     def close(self) -> None:
         """Watch no more, until the next call of `changes`."""

@@ -35,8 +35,7 @@ class DiskQueue(DiskControl):
 
     def claim(self, now: float) -> ClaimResult:
         """Claim every due job, newest of its slug; being in `.claimed/` is the attempt's durable record."""
-        self._index.refresh(now)
-        if self._index.next_work() > now and not self._claims.has_taken():
+        if self._look(now).next_work() > now and not self._claims.has_taken():
             return ClaimResult()
         with self._claims.exclusively():
             self._tidy(now)
@@ -302,18 +301,15 @@ class DiskQueue(DiskControl):
 
     def scheduled_paths(self, now: float) -> Mapping[str, float]:
         """Return the paths that scheduled jobs declare, each with its time; 0 for those of damaged files."""
-        self._index.refresh(now)
-        return self._index.scheduled_paths(now)
+        return self._look(now).scheduled_paths(now)
 
     def unsettled_until(self, now: float) -> float | None:
         """Return until when a half-written file may turn out to schedule anything; None if there is none."""
-        self._index.refresh(now)
-        return self._index.unsettled_until(now)
+        return self._look(now).unsettled_until(now)
 
     def next_due(self, now: float) -> float | None:
         """Return when the next pending job is due, or there is something to tidy."""
-        self._index.refresh(now)
-        at = self._index.next_work()
+        at = self._look(now).next_work()
         return None if math.isinf(at) else max(at, now)
 
     def stuck_files(self) -> dict[str, str]:
