@@ -10,7 +10,7 @@ import math
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from briter_worker import events
@@ -177,18 +177,19 @@ class Drain:
             return
         if self.stopping():
             raise StoppedError
-        superseded: set[str] = set()
         unsettled: list[float] = []
 
+        # Asked when the files have been read.
+        superseded = cache(lambda: self.queue.find_superseded(list(batch.open.values()), self.clock()))
+
         def scheduled() -> Mapping[str, float]:
-            """Look, before and after the files are read, also for saves that claims must wait for."""
-            superseded.update(self.queue.find_superseded(list(batch.open.values()), self.clock()))
+            """Look, before and after the files are read."""
             if (until := self.queue.unsettled_until(self.clock())) is not None:
                 unsettled.append(until)
             return self.queue.scheduled_paths(self.clock())
 
         def check(key: str, changes: Sequence[Change]) -> Outcome | None:
-            if key in superseded:
+            if key in superseded():
                 return Outcome(key, Result.RELEASED)
             return _deferral(batch.open[key], changes, unsettled) or batch.check(key, changes)
 

@@ -244,8 +244,8 @@ class Reaped(Event):
     name = "reaped"
     level = "warning"
     site: str
-    worker: int | None
-    """The number of the worker that had the site, if still known."""
+    worker: str
+    """The node that had the site."""
 
 
 class WorkerStarted(Event):

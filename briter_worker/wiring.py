@@ -106,9 +106,7 @@ def open_database(settings: Settings) -> Database:
 
 @cache
 def _open_database(url: str) -> Database:
-    missing = [
-        name for name in ("procrastinate", "psycopg", "psycopg_pool", "yaml") if find_spec(name) is None
-    ]
+    missing = [name for name in ("psycopg", "psycopg_pool", "yaml") if find_spec(name) is None]
     if missing:
         raise UsageError(
             f"a cluster (BRITER_DATABASE_URL) needs {', '.join(missing)}",
@@ -131,7 +129,7 @@ def open_history(settings: Settings) -> History:
 def open_store(settings: Settings) -> Store:
     """Return the store of the history, on either backend."""
     if settings.database_url:
-        return PostgresStore(open_database(settings).transaction)
+        return PostgresStore(open_database(settings).connection)
     return SqliteStore(settings.storage_root / "history.db")
 
 

@@ -25,10 +25,11 @@ import pytest
 from psycopg import conninfo, sql
 from requirements import provide, unavailable
 
+from briter_worker.cluster.sites import CHANNEL
 from briter_worker.queues.postgres.database import Database
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 PASSWORD = "open-sesame-4711"  # noqa: S105 - nobody asks for it; no text may show it
 _TEMPLATE = "briter_template"
@@ -197,6 +198,14 @@ def database(database_url: str) -> Iterator[Database]:
     """A fresh database with all tables."""
     with Database(database_url) as opened:
         yield opened
+
+
+@pytest.fixture
+def woken(database: Database) -> Iterator[Callable[[], set[str]]]:
+    """Returns the sites that nodes were notified of since the last call."""
+    with psycopg.connect(database.conninfo, autocommit=True) as listener:
+        listener.execute(f"LISTEN {CHANNEL}")
+        yield lambda: {each.payload for each in listener.notifies(timeout=0.2)}
 
 
 def add_site(database: Database, name: str = "site") -> str:

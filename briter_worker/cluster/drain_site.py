@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from briter_worker.cluster.health import Health, host_of
-from briter_worker.cluster.lanes import CRAWL_PER_JOB_S, CRAWL_S
 from briter_worker.cluster.sites import Site, all_sites, open_site_clone, settings_of, wake
 from briter_worker.drain import Counts, Drain
 from briter_worker.errors import PublishError, UsageError
@@ -33,8 +31,9 @@ from briter_worker.wiring import open_backoff, open_sender, open_webhooks, progr
 from briter_worker.worker import pull_backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from briter_worker.cluster.leases import Leases
     from briter_worker.git.push import RemoteCommit
     from briter_worker.git.run import Git
     from briter_worker.ports import EventSink
@@ -44,6 +43,11 @@ if TYPE_CHECKING:
     from briter_worker.sinks.metrics import MetricsSink
     from briter_worker.sinks.recorder import Sink
 
+_RESTORED = "db restored"
+_CRAWL_S = 5.0
+"""A drain crawls that takes longer than this, and"""
+_CRAWL_PER_JOB_S = 0.1
+"""so much more for each job."""
 _OUTDATED = """
 SELECT p.site, p.job_id, p.slug, f.path, o.outdated_by
 FROM publications p JOIN files f ON f.publication = p.id
@@ -64,13 +68,13 @@ class NodeSinks:
         self._database = database
         self._log = log
         self._metrics = metrics
-        self._store = PostgresStore(database.transaction)
+        self._store = PostgresStore(database.connection)
         self._clock = database.now
         self._sender = open_sender(settings, log, database.now)
         self._sender.wake()  # an earlier node may have left messages
 
-    def open(self, settings: Settings) -> FanOut:
-        """Return the sinks of one drain of the settings' site, for one thread."""
+    def open(self, settings: Settings, condition: str | None) -> FanOut:
+        """Return the sinks of one drain of the settings' site, which is in this condition, for one thread."""
         site = settings.site
         sinks: list[Sink] = [
             HistorySink(self._store, target_of(settings), site=site, clock=self._clock),
@@ -78,8 +82,8 @@ class NodeSinks:
         ]
         if self._metrics is not None:
             sinks.append(self._metrics.for_drain())
-        condition = SiteCondition(self._store, site, clock=self._clock)
-        return FanOut(sinks, partial(self._log, site=site), condition=condition)
+        known = SiteCondition(self._store, site, clock=self._clock, is_read=True, failure=condition)
+        return FanOut(sinks, partial(self._log, site=site), condition=known)
 
     def retire(self) -> None:
         """Delete old receipts of all sites. Raises StoreError and DatabaseError."""
@@ -114,6 +118,32 @@ def _once(open_publisher: Callable[[], GitPublisher]) -> Callable[[], GitPublish
     return publisher
 
 
+class HostFullError(Exception):
+    """As many sites of the remote's host are drained as may be at once."""
+
+
+@dataclass(slots=True)
+class Taken:
+    """A site that the node holds, and what is claimed there."""
+
+    site: Site
+    token: int
+    row: Mapping[str, Any]
+    settings: Settings = field(init=False)
+    plans: PostgresPlans = field(init=False)
+    queue: PostgresQueue = field(init=False)
+    found: ClaimResult | None = None
+    """The claimed jobs; None where something is in flight, which comes first."""
+    error: UsageError | None = None
+    """What is wrong with the site's settings."""
+    is_slow: bool = field(init=False)
+    """The last drain crawled: the next one waits in the lane of slow ones."""
+
+    def __post_init__(self) -> None:
+        """Set what the row has."""
+        self.is_slow = bool(self.row["slow"])
+
+
 @dataclass(eq=False)
 class SiteDrains:
     """Drains sites for one node, each call in a thread of its own."""
@@ -123,55 +153,81 @@ class SiteDrains:
     plugins: Plugins
     sinks: NodeSinks
     health: Health
-    node: str
+    leases: Leases
     hosts: dict[str, str] = field(default_factory=dict)
     """The remote's host of each site that was drained here."""
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _running: set[Git] = field(default_factory=set)
     _aborted: bool = False
     _failed_pulls: dict[str, int] = field(default_factory=dict)
+    _known_settings: dict[str, tuple[str, Settings]] = field(default_factory=dict)
 
-    def drain(self, name: str, stopping: Callable[[], bool]) -> tuple[Counts, float]:
-        """Complete what a dead node left of the site, then publish what is due, once.
+    def take(
+        self,
+        stopping: Callable[[], bool],
+        *,
+        is_steady: bool,
+        besides: Collection[str],
+        lanes: Collection[bool],
+        full_hosts: Collection[str] = (),
+        name: str | None = None,
+    ) -> Taken | None:
+        """Lease a site, see `Leases.take`, and claim what is due there. Raises DatabaseError.
 
-        Return as the second value in how many seconds a post is due next.
-
-        Raises LockLostError, UnavailableError, NodeFailureError, PublishError, UsageError.
+        Raises HostFullError, with the site's host in `hosts`, where that is one of `full_hosts`.
         """
-        began, clock = time.monotonic(), self.database.now
-        found: ClaimResult | None = None
-        with self.database.joined():
-            row = take_site(self.database, name, self.node)
+        clock = self.database.now
+        with self.database.joined(), self.database.connection() as connection:
+            row = self.leases.take(connection, is_steady=is_steady, besides=besides, lanes=lanes, name=name)
+            if row is None:
+                return None
             site, token = Site.from_row(row), int(row["token"])
-            if site.paused is not None and site.paused.is_active(clock()):
-                return Counts(), math.inf
-            self.hosts[name] = host_of(site.remote)
-            settings = settings_of(site, self.settings)
-            queue = PostgresQueue(
+            host = self.hosts[site.name] = host_of(site.remote)
+            if host in full_hosts:
+                raise HostFullError
+            taken = Taken(site, token, row)
+            try:
+                taken.settings = settings = self._settings_of(site)
+            except UsageError as error:
+                taken.error = error
+                return taken
+            known = None if row["is_unfinished"] else ()
+            taken.plans = PostgresPlans(self.database, site.name, token=token, known=known)
+            taken.queue = queue = PostgresQueue(
                 self.database,
-                name,
+                site.name,
                 token=token,
                 longest_delay=open_backoff(settings).longest,
                 dry_run=settings.worker_dry_run,
                 clock=clock,
             )
-            plans = PostgresPlans(self.database, name, token=token)
-            if not plans.plans() and not queue.recover(clock()):
-                found = ClaimResult() if stopping() else queue.claim(clock())
-        interval, pull_at = settings.git_pull_interval_ms / 1000, row["pull_at"]
+            if not row["is_unfinished"]:
+                taken.found = ClaimResult() if stopping() else queue.claim(clock())
+        return taken
+
+    def drain(self, taken: Taken, stopping: Callable[[], bool]) -> Counts:
+        """Complete what a dead node left of the site, then publish what is due, once.
+
+        Raises LockLostError, UnavailableError, NodeFailureError, PublishError, UsageError.
+        """
+        if taken.error is not None:
+            raise taken.error
+        began, clock = time.monotonic(), self.database.now
+        site, settings, found, pull_at = taken.site, taken.settings, taken.found, taken.row["pull_at"]
+        interval = settings.git_pull_interval_ms / 1000
         pulls = interval > 0 if pull_at is None else pull_at <= clock()
         with ExitStack() as stack:
-            emit = self.sinks.open(settings)
+            emit = self.sinks.open(settings, taken.row["condition"])
             stack.callback(emit.close)
             plugins = self.plugins
             if settings.plugins != self.settings.plugins:
                 plugins = Plugins(settings.plugins)
             # Opened when it is first needed: many drains find nothing to do.
             publisher = _once(
-                partial(self._open_publisher, site, settings, plugins, plans, emit, stack, pulls=pulls)
+                partial(self._open_publisher, site, settings, plugins, taken.plans, emit, stack, pulls=pulls)
             )
             drain = Drain(
-                queue=queue,
+                queue=taken.queue,
                 publisher=publisher,
                 emit=emit,
                 plugins=plugins,
@@ -180,7 +236,7 @@ class SiteDrains:
                 dry_run=settings.worker_dry_run,
                 co_authors=settings.git_co_authors,
                 stopping=stopping,
-                blames_node=partial(self.health.blames_node, name, self.hosts[name]),
+                blames_node=partial(self.health.blames_node, site.name, self.hosts[site.name]),
                 clock=clock,
             )
             counts = drain.recover() if found is None else Counts()
@@ -189,11 +245,21 @@ class SiteDrains:
             if pulls:
                 self._pull(site, publisher, interval, pull_at, emit)
         if counts.completed or counts.undecided:
-            crawl = min(CRAWL_S, settings.git_timeout_ms / 2000) + CRAWL_PER_JOB_S * counts.completed
-            if (is_slow := time.monotonic() - began > crawl) != row["slow"]:
-                mark_slow(self.database, name, is_slow=is_slow)
-        next_due = queue.next_due(clock())
-        return counts, math.inf if next_due is None else next_due - clock()
+            crawl = min(_CRAWL_S, settings.git_timeout_ms / 2000) + _CRAWL_PER_JOB_S * counts.completed
+            taken.is_slow = time.monotonic() - began > crawl
+        return counts
+
+    def release(self, taken: Taken) -> None:
+        """End the lease of a site. Raises DatabaseError."""
+        self.leases.release(taken.site.name, taken.token, is_slow=taken.is_slow)
+
+    def _settings_of(self, site: Site) -> Settings:
+        """Return the site's settings, which cost more than all else that a drain needs. Raises UsageError."""
+        own = json.dumps([site.branch, site.adapter, site.allowed, site.settings], sort_keys=True)
+        known = self._known_settings.get(site.name)
+        if known is None or known[0] != own:
+            known = self._known_settings[site.name] = own, settings_of(site, self.settings)
+        return known[1]
 
     def _pull(
         self,
@@ -280,12 +346,6 @@ class SiteDrains:
         )
 
 
-def mark_slow(database: Database, site: str, *, is_slow: bool) -> None:
-    """Have the site's next drain wait in the lane of slow ones, or in the other one. Raises DatabaseError."""
-    with database.connection() as connection:
-        connection.execute("UPDATE sites SET slow = %s WHERE name = %s", (is_slow, site))
-
-
 def _identity(settings: Settings) -> Person:
     return Person(settings.git_author_name, settings.git_author_email)
 
@@ -326,7 +386,7 @@ def compare_restored(database: Database, node: Settings) -> Restored:
             " AND EXISTS (SELECT FROM publications WHERE site = name) ORDER BY name"
         ).fetchall()
     for (name,) in waiting:
-        row = take_site(database, name, "db restored")
+        row = take_site(database, name, _RESTORED)
         site, token = Site.from_row(row), int(row["token"])
         try:
             settings = settings_of(site, node)
@@ -341,6 +401,7 @@ def compare_restored(database: Database, node: Settings) -> Restored:
     result.compared = len(waiting) - len(result.unchecked)
     with database.transaction() as connection:
         found = connection.execute(_OUTDATED).fetchall()
+        connection.execute("UPDATE sites SET worker = NULL WHERE worker = %s", (_RESTORED,))
         resumed = [name for (name,) in paused if name not in result.unchecked]
         connection.execute("UPDATE sites SET paused = NULL WHERE name = ANY(%s)", (resumed,))
     wake(database, resumed)

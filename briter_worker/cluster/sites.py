@@ -57,20 +57,8 @@ _CREDENTIALS = {
     "sshKey": ("--ssh-key", _SSH, *_PLACE),
 }
 """Option, addresses, values and what is accepted, by kind of reference."""
-DRAIN_QUEUE, SLOW_QUEUE = "drains", "slow drains"
-DRAIN_TASK = "drain_site"
-# Procrastinate's own function fails for all sites if one has a drain waiting already. In one order, so that
-# two producers that wake the same sites never wait for each other. A wake-up that a crash of the server loses
-# is repeated by the node's sweep, so it need not wait for the disk.
-_WAKE = f"""
-INSERT INTO procrastinate_jobs (queue_name, task_name, lock, queueing_lock, args)
-SELECT CASE WHEN slow THEN '{SLOW_QUEUE}' ELSE '{DRAIN_QUEUE}' END, '{DRAIN_TASK}', site, site,
-    jsonb_build_object('site', site)
-FROM unnest(%s::text[]) AS site LEFT JOIN sites ON name = site
-WHERE set_config('synchronous_commit', 'off', true) = 'off'
-ORDER BY site
-ON CONFLICT DO NOTHING
-"""  # noqa: S608 - constants only
+CHANNEL = "briter_sites"
+"""Notifies nodes of sites that have something to do."""
 _OWN_ARGUMENTS = {"gitBranch": "--branch", "adapter": "--adapter", "allowedPaths": "--allow"}
 STATES = ("pending", "scheduled", "retrying", "quiet", "tried", "claimed", "failed")
 _SUMMARIES = """
@@ -300,7 +288,9 @@ def store(connection: Connection, site: Site) -> tuple[str, str] | None:
 
 def _forget_published(connection: Connection, name: str) -> None:
     """Drop what is known of the old remote, and fence off a node that still publishes to it."""
-    connection.execute("UPDATE sites SET token = token + 1, pushed_tip = NULL WHERE name = %s", (name,))
+    connection.execute(
+        "UPDATE sites SET token = token + 1, worker = NULL, pushed_tip = NULL WHERE name = %s", (name,)
+    )
     for table in (b"published", b"base_versions", b"conditions", b"plans"):
         connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 
@@ -382,10 +372,10 @@ def remove_stored(connection: Connection, name: str, *, discard: bool, by: str) 
 def wake(database: Database, names: Collection[str]) -> None:
     """Have these sites drained by whichever node comes first. Call it when their jobs are committed.
 
-    In the same transaction, a drain that waits already could start before the commit and miss the jobs.
+    The nodes' poll replaces a notification that gets lost.
     """
     with database.connection() as connection:
-        connection.execute(_WAKE, (list(names),))
+        connection.execute("SELECT pg_notify(%s, name) FROM unnest(%s::text[]) name", (CHANNEL, list(names)))
 
 
 def order_pull(database: Database, name: str) -> None:

@@ -110,7 +110,7 @@ def send(
             document = {**document, "paths": list(found.paths)}
             source = PayloadSource(found.payload, found.content)
         try:
-            with database.transaction() as connection:
+            with database.transaction(is_pipelined=True) as connection:
                 submit(connection, settings.site, document, source, quiet=quiet_time_of(settings))
         except ContentChangedError:
             continue

@@ -168,9 +168,7 @@ def upgrade(*, as_json: Json = False) -> None:
     version = database.version()
     text = f"the database is up to date (version {version})"
     if applied:
-        own = [name for name in applied if not name.startswith("procrastinate ")]
-        own += [f"{len(applied) - len(own)} of Procrastinate"] if len(own) < len(applied) else []
-        text = f"the database is now at version {version}; migrations applied: {', '.join(own)}"
+        text = f"the database is now at version {version}; migrations applied: {', '.join(applied)}"
     output.answer({"version": version, "applied": applied}, text, as_json=as_json)
 
 

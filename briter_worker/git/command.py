@@ -53,8 +53,9 @@ class Command:
         return self.process.poll() is not None
 
     def read_output(self, watch: Callable[[bytes], object] = len) -> tuple[bytes, str]:
-        """Return the output, and the errors without their middle; `watch` gets the errors as they come.
+        """Return the output, and the errors without their middle.
 
+        `watch` gets the errors as they come, and an empty part from time to time while nothing comes.
         A daemon that ssh or a helper leaves behind may keep a pipe open: git's exit ends the reading then.
         """
         out, errors = bytearray(), bytearray()
@@ -65,8 +66,10 @@ class Command:
                 # Before the look: what a process wrote just before its exit is in the pipe then.
                 has_exited = self.has_exited()
                 ready = selector.select(_OPEN_PIPE_S)
-                if not ready and has_exited:
-                    break
+                if not ready:
+                    if has_exited:
+                        break
+                    watch(b"")
                 for key, _ in ready:
                     part = os.read(key.fd, _PIECE)
                     key.data.extend(part)

@@ -269,6 +269,8 @@ def push(
     """
 
     def watch(part: bytes) -> None:
+        if not part:  # this push takes long: whoever looks is to see it
+            progress("push", 0, 0)
         for done, total in _WRITTEN.findall(part)[-1:]:
             progress("push", int(done), int(total))
 

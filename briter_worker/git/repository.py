@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from briter_worker.errors import FailureCode, PublishError, UsageError
@@ -397,9 +397,11 @@ class Repository:
         if self._is_working:
             yield
             return
-        # Of this work tree alone: a worker in another linked one has its own.
-        lock = self.git.locked(self.git.own_dir / "lock", patience) if self.git.worktree else nullcontext()
-        with lock, self.locks.marked():
+        with ExitStack() as stack:
+            if self.git.worktree is not None:  # a cluster's clone is locked, and cleared when it is opened
+                # Of this work tree alone: a worker in another linked one has its own.
+                stack.enter_context(self.git.locked(self.git.own_dir / "lock", patience))
+                stack.enter_context(self.locks.marked())
             self._is_working = True
             try:
                 yield

@@ -171,7 +171,8 @@ class Git:
         """Look at the repository again, and at its configuration if a user may have changed that."""
         if self.configuration is None or not self.configuration.is_current():
             self.configuration = self._environment = self._repo = None
-        if not is_git_dir(f"{self._place}/.git"):  # damaged, or a linked work tree's or a bare repository's
+        # What is damaged is opened again, and a linked work tree, which has a file there.
+        if not is_git_dir(f"{self._place}/.git" if self.worktree else str(self._place)):
             self._repo = None
 
     @contextmanager

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted"
 _FIRST_PHASE = "validate"
-_SLOW_PHASE = "push"
-"""The phase that waits for the remote: whoever looks meanwhile is to see it."""
 ANY_KIND = "any"
 """The kind of jobs that ended without an attempt."""
 _MAX_PHASES = 100
@@ -159,10 +157,11 @@ class SiteCondition:
     store: Store
     site: str = ""
     clock: Callable[[], float] = time.time
-    _is_read: bool = False
+    is_read: bool = False
+    failure: str | None = None
+    """The failure of the condition, once it is read."""
     _is_pulls: bool = False
     """A pull of this process found the condition."""
-    _failure: str | None = None
 
     def follow(self, event: events.Event) -> events.ConditionChanged | None:
         """Return the change that the event brings, after it is stored; None for most events."""
@@ -188,17 +187,17 @@ class SiteCondition:
         return None
 
     def _known(self) -> str | None:
-        if not self._is_read:
-            self._is_read = True
+        if not self.is_read:
+            self.is_read = True
             with suppress(StoreError):  # the history reports it
                 rows = self.store.query("SELECT failure FROM conditions WHERE site = ?", (self.site,))
-                self._failure = rows[0][0] if rows else None
-        return self._failure
+                self.failure = rows[0][0] if rows else None
+        return self.failure
 
     def _change(
         self, failure: str | None, text: str | None, fix: str, *, is_pulls: bool = False
     ) -> events.ConditionChanged:
-        self._failure, self._is_pulls = failure, is_pulls
+        self.failure, self._is_pulls = failure, is_pulls
         # A full disk may be the condition itself; this worker reports it once all the same.
         with suppress(StoreError), self.store.transaction(self.site) as transaction:
             transaction.execute(
@@ -339,8 +338,7 @@ class HistorySink:
     def _is_due(self, event: events.Event, now: float) -> bool:
         if not isinstance(event, events.JobStarted | events.Progress):
             return True
-        is_slow = isinstance(event, events.Progress) and event.phase == _SLOW_PHASE and event.done == 0
-        return is_slow or not 0 <= now - self._written_at < _PROGRESS_EVERY_S
+        return not 0 <= now - self._written_at < _PROGRESS_EVERY_S
 
     def _write(self) -> None:
         items, self._waiting = self._waiting, []

@@ -17,6 +17,7 @@ from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from sites import Result, Site
@@ -59,17 +60,12 @@ def carried(database: Database, slug: str) -> dict[str, bytes | None]:
     return {file.path: None if file.blob is None else payloads.content(file.blob) for file in files}
 
 
-def waiting(database: Database) -> set[str]:
-    """The sites of which the word is out that they are to be drained."""
-    with database.transaction() as connection:
-        rows = connection.execute("SELECT lock FROM procrastinate_jobs WHERE status = 'todo'")
-        return {site for (site,) in rows}
-
-
 # --- enqueue
 
 
-def test_a_post_is_sent_with_its_files_and_its_site_is_woken(cluster: Site, database: Database) -> None:
+def test_a_post_is_sent_with_its_files_and_its_site_is_woken(
+    cluster: Site, database: Database, woken: Callable[[], set[str]]
+) -> None:
     job = ok(
         cluster.command(
             *("enqueue", "hello", POST, "content/posts/welcome.md", "-m", "Hello", "--author", "A <a@b.c>"),
@@ -86,7 +82,7 @@ def test_a_post_is_sent_with_its_files_and_its_site_is_woken(cluster: Site, data
         "pending",
     )
     assert carried(database, "hello") == {POST: b"# Hello\n", "content/posts/welcome.md": b"# Welcome\n"}
-    assert waiting(database) == {"blog"}
+    assert woken() == {"blog"}
     assert ok(cluster.command("list", "--site", "shop", "--json")) == []
     assert not cluster.jobs()
 
@@ -141,7 +137,9 @@ def test_a_root_is_refused_where_the_worker_reads_the_files_itself(site: Site) -
     assert "--root needs a cluster" in said(site.command("enqueue", "a", POST, "--root", "x"), 2)
 
 
-def test_a_program_in_python_sends_files_or_what_they_contain(cluster: Site, database: Database) -> None:
+def test_a_program_in_python_sends_files_or_what_they_contain(
+    cluster: Site, database: Database, woken: Callable[[], set[str]]
+) -> None:
     settings = load_settings(cluster.environment(BRITER_SITE="blog"))
     sent = enqueue("hello", [POST], settings=settings, root=cluster.worktree, theme="dark")
     assert (sent.site, sent.left_out, sent.missing) == ("blog", {}, ())
@@ -149,7 +147,7 @@ def test_a_program_in_python_sends_files_or_what_they_contain(cluster: Site, dat
     other = enqueue("values", files=files, site="shop", settings=settings, message="Values")
     assert other.site == "shop"
     assert carried(database, "values") == files
-    assert waiting(database) == {"blog", "shop"}
+    assert woken() == {"blog", "shop"}
     with pytest.raises(ValueError, match="under none of the allowed folders"):
         enqueue("x", files={".env": b"canary"}, settings=settings)
     with pytest.raises(ValueError, match="leave paths and root out"):
@@ -163,14 +161,14 @@ def test_a_program_in_python_sends_files_or_what_they_contain(cluster: Site, dat
 # --- look and steer
 
 
-def test_a_pause_is_one_sites_alone(cluster: Site, database: Database) -> None:
+def test_a_pause_is_one_sites_alone(cluster: Site, woken: Callable[[], set[str]]) -> None:
     cluster.command("site", "pause", "blog", "--for", "2h", "--reason", "a freeze")
     assert ok(cluster.command("status", "--site", "blog", "--json"))["paused"]["reason"] == "a freeze"
     assert ok(cluster.command("status", "--site", "shop", "--json"))["paused"] is None
     assert ok(cluster.command("site", "show", "blog", "--json"))["paused"] is True
     assert "publishing goes on" in cluster.command("site", "resume", "blog").stdout
     assert ok(cluster.command("status", "--site", "blog", "--json"))["paused"] is None
-    assert waiting(database) == {"blog"}
+    assert woken() == {"blog"}
     assert ok(cluster.command("pause", "--site", "shop", "--json"))["until"] is None
     assert ok(cluster.command("resume", "--site", "shop", "--json")) == {"resumed": True}
 
@@ -276,5 +274,5 @@ def test_beside_a_folder_nothing_of_the_cluster_is_loaded(site: Site) -> None:
             check=True,
         )
         loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-        forbidden = ("psycopg", "procrastinate", "briter_worker.cluster", "briter_worker.queues.postgres")
+        forbidden = ("psycopg", "briter_worker.cluster", "briter_worker.queues.postgres")
         assert not {name for name in loaded if name.startswith(forbidden)}, command

@@ -19,8 +19,8 @@ from sites import events_in, eventually
 
 from briter_worker.client import compose
 from briter_worker.cluster import sites
-from briter_worker.cluster.drain_site import mark_slow
 from briter_worker.cluster.health import Health, host_of, running_nodes
+from briter_worker.cluster.leases import Leases
 from briter_worker.cluster.submit import enqueue, send
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.queues.postgres.database import Database
@@ -248,16 +248,24 @@ def test_remotes_that_hang_starve_no_other_site(farm: Farm, ports: int) -> None:
 
 def test_a_site_whose_drain_crawled_comes_from_the_lane_of_slow_ones_until_it_is_fast(farm: Farm) -> None:
     farm.add("blog")
-    mark_slow(farm.database, "blog", is_slow=True)
+    leases = Leases(farm.database, "node", dry_run=False, pulls=False, longest=60.0)
+
+    def takes(*, slow: bool) -> bool:
+        """Return True if the lane takes the site; it does not keep it."""
+        with farm.database.connection() as connection:
+            row = leases.take(connection, is_steady=True, besides=(), lanes=[slow])
+        if row is not None:
+            leases.release("blog", row["token"], is_slow=row["slow"])
+        return row is not None
+
     farm.save("blog", "post")
+    assert (takes(slow=False), takes(slow=True)) == (True, False)
     with farm.database.connection() as connection:
-        queue = connection.execute("SELECT queue_name FROM procrastinate_jobs").fetchall()
-    assert queue == [(sites.SLOW_QUEUE,)]
+        connection.execute("UPDATE sites SET slow = true")
+    assert (takes(slow=False), takes(slow=True)) == (False, True)
     assert farm.once().returncode == 0
     farm.save("blog", "again")
-    with farm.database.connection() as connection:
-        queue = connection.execute("SELECT queue_name FROM procrastinate_jobs").fetchall()
-    assert queue == [(sites.DRAIN_QUEUE,)]
+    assert (takes(slow=False), takes(slow=True)) == (True, False)
 
 
 @pytest.mark.parametrize(

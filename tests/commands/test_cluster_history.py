@@ -50,7 +50,7 @@ def ended(job: str = "j1", attempt: int = 1) -> dict[str, Any]:
 
 @pytest.fixture
 def store(database: Database) -> PostgresStore:
-    return PostgresStore(database.transaction)
+    return PostgresStore(database.connection)
 
 
 def record(store: Store, *events: Event, site: str = "blog", now: float = NOW) -> list[Event]:

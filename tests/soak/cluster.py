@@ -64,7 +64,10 @@ _PATIENCE_S = 120.0
 _OPEN = {
     "jobs": "SELECT count(*) FROM publications WHERE state <> 'failed'",
     "claimed": "SELECT count(*) FROM publications WHERE state = 'claimed'",
-    "drains": "SELECT count(*) FROM procrastinate_jobs WHERE status IN ('todo', 'doing')",
+    "drains": (
+        "SELECT count(*) FROM sites JOIN nodes ON nodes.name = worker"
+        " WHERE seen_at > extract(epoch FROM clock_timestamp()) - 10"
+    ),
 }
 _LEFT = {
     "drains": _OPEN["drains"],

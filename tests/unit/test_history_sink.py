@@ -89,7 +89,7 @@ def book(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Book]:
         book = Book(lambda: SqliteStore(tmp_path / "history.db"))
     else:
         database = request.getfixturevalue("database")
-        book = Book(lambda: PostgresStore(database.transaction))
+        book = Book(lambda: PostgresStore(database.connection))
     yield book
     book.history.close()
 

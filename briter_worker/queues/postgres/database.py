@@ -1,8 +1,8 @@
 """Connections to one Postgres, its errors with a fix, and its schema.
 
-All tables, Procrastinate's included, are in the schema `briter`, the search path of every connection. The
-migrations are the numbered files in `sql/` and those of Procrastinate; they only add, so that older nodes go
-on beside an upgrade. No message contains the URL, because a password is in it.
+All tables are in the schema `briter`, the search path of every connection. The migrations are the numbered
+files in `sql/`; they only add, so that older nodes go on beside an upgrade. No message contains the URL,
+because a password is in it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ _SESSION = {
     "statement_timeout": "60s",
     "lock_timeout": "30s",
     "synchronous_commit": "on",
-    # A generic plan for one slug and for 5,000 takes seconds for the latter.
-    "plan_cache_mode": "force_custom_plan",
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "2",
@@ -59,7 +57,6 @@ _CLIENT = {
 _UPGRADE = "briter-worker db upgrade"
 _ADVISORY_LOCK = 0x6272697465720001
 _OLDEST_SERVER = 140000
-_PROCRASTINATE = "procrastinate "
 _SETUP = """
 CREATE SCHEMA IF NOT EXISTS briter;
 CREATE TABLE IF NOT EXISTS migrations (
@@ -127,7 +124,7 @@ class Database:
         patience: float = _CONNECT_TIMEOUT_S,
     ) -> None:
         self.conninfo = _conninfo(url)
-        """For other clients of the same database (Procrastinate): the same schema and time limits."""
+        """For a connection beside the pool: the same schema and time limits."""
         self._connections = max(1, connections)
         self.patience = patience
         """Seconds to wait for a connection."""
@@ -138,22 +135,24 @@ class Database:
         """How far Postgres's clock is ahead of this process's monotonic one."""
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self, *, is_pipelined: bool = False) -> Iterator[Connection]:
         """Yield a connection in a transaction, which is committed at the end or rolled back on an exception.
 
-        Raises DatabaseError. If the connection breaks during the commit, the commit may have succeeded.
+        `is_pipelined`: a statement whose result nobody awaits shares a round trip with the next one, and has
+        no `rowcount`. Raises DatabaseError. If the connection breaks in the commit, that may have succeeded.
         """
         with self.connection() as connection:
             if connection.info.transaction_status is not TransactionStatus.IDLE:
                 yield connection  # of `joined`
             else:
-                with connection.transaction():
+                pipeline = connection.pipeline() if is_pipelined else contextlib.nullcontext()
+                with pipeline, connection.transaction():
                     yield connection
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
         """Have everything that this thread does inside be one transaction. Raises DatabaseError."""
-        with self.transaction() as self._shared.connection:
+        with self.transaction(is_pipelined=True) as self._shared.connection:
             try:
                 yield
             finally:
@@ -273,23 +272,12 @@ class Database:
 
 def needed_version() -> int:
     """Return the schema version that this program is written for."""
-    return max(int(name[:4]) for name in _own_scripts())
+    return max(int(name[:4]) for name in _scripts())
 
 
-def _own_scripts() -> dict[str, str]:
+def _scripts() -> dict[str, str]:
     folder = resources.files("briter_worker.queues.postgres") / "sql"
     return {file.name.removesuffix(".sql"): file.read_text("utf-8") for file in folder.iterdir()}
-
-
-def _procrastinate_scripts(applied: set[str]) -> dict[str, str]:
-    """Return all migrations; where there is no schema yet, the whole schema, and migrations without text."""
-    from procrastinate.schema import SchemaManager, migrations_path  # noqa: PLC0415 - slow, and upgrades only
-
-    is_new = f"{_PROCRASTINATE}schema" not in applied
-    scripts = {f"{_PROCRASTINATE}schema": SchemaManager.get_schema()}
-    for file in sorted(migrations_path.glob("*.sql")):
-        scripts[_PROCRASTINATE + file.stem] = "" if is_new else file.read_text("utf-8")
-    return scripts
 
 
 def _upgrade(connection: Connection) -> list[str]:
@@ -301,23 +289,16 @@ def _upgrade(connection: Connection) -> list[str]:
     connection.execute("SELECT pg_advisory_lock(%s)", (_ADVISORY_LOCK,))  # until the connection ends
     connection.execute(_SETUP)
     applied = {name for (name,) in connection.execute("SELECT name FROM migrations")}
-    own = _own_scripts()
-    missing = {
-        name: script
-        for name, script in (*sorted(own.items()), *_procrastinate_scripts(applied).items())
-        if name not in applied
-    }
-    for name, script in missing.items():
+    missing = [(name, script) for name, script in sorted(_scripts().items()) if name not in applied]
+    for name, script in missing:
         with connection.transaction():
-            if script:
-                connection.execute(script.encode())
+            connection.execute(script.encode())
             connection.execute(
-                "INSERT INTO migrations (name, version) VALUES (%s, %s)",
-                (name, int(name[:4]) if name in own else 0),
+                "INSERT INTO migrations (name, version) VALUES (%s, %s)", (name, int(name[:4]))
             )
     if missing:
         connection.execute(_RECONNECT)
-    return list(missing)
+    return [name for name, _ in missing]
 
 
 def _check_connection(connection: Connection) -> None:

@@ -69,14 +69,19 @@ LEFT JOIN base_versions v ON v.site = %(site)s AND v.path = f.path
 WHERE f.publication = ANY(%(ids)s) ORDER BY f.publication, f.path
 """
 # What is remembered reaches the disk with the acknowledgement that follows it.
-_MOVE_TIP = """
-UPDATE sites SET pushed_tip = coalesce(%s, pushed_tip)
-WHERE name = %s AND token = %s AND NOT removed AND set_config('synchronous_commit', 'off', true) = 'off'
-"""
 _REMEMBER = """
-INSERT INTO base_versions (site, path, base, conflict, kept) VALUES (%s, %s, %s, %s, %s)
-ON CONFLICT (site, path) DO UPDATE
-SET base = excluded.base, conflict = excluded.conflict, kept = excluded.kept
+WITH own AS (
+    UPDATE sites SET pushed_tip = coalesce(%s, pushed_tip)
+    WHERE name = %s AND token = %s AND NOT removed AND set_config('synchronous_commit', 'off', true) = 'off'
+    RETURNING name
+), remembered AS (
+    INSERT INTO base_versions (site, path, base, conflict, kept)
+    SELECT own.name, new.path, new.base, new.conflict, new.kept
+    FROM own, json_populate_recordset(NULL::base_versions, %s) AS new
+    ON CONFLICT (site, path) DO UPDATE
+    SET base = excluded.base, conflict = excluded.conflict, kept = excluded.kept
+)
+SELECT name FROM own
 """
 _OUTDATE = """
 INSERT INTO published (site, path, saved_at, outdated_by)
@@ -319,22 +324,21 @@ class PostgresBases(PostgresPayloads):
 
         `contents`: by blob, the contents of base versions that the remote does not have.
         """
-        kept = tuple(SubmittedFile("", "", blob, 0.0) for blob in contents)
         records = [
-            (
-                self._site,
-                encode_path(path),
-                version.blob,
-                json.dumps({slug: each._asdict() for slug, each in version.conflicts.items()})
+            {
+                "path": path_field(path),
+                "base": version.blob,
+                "conflict": json.dumps({slug: each._asdict() for slug, each in version.conflicts.items()})
                 if version.conflicts
                 else None,
-                version.blob if version.blob in contents else None,
-            )
+                "kept": version.blob if version.blob in contents else None,
+            }
             for path, version in versions.items()
         ]
+        kept = tuple(SubmittedFile("", "", blob, 0.0) for blob in contents)
+        values = (tip, self._site, self._token, json.dumps(records))
         self._bases.clear()
-        with self._database.transaction() as connection:
+        with self._database.transaction() if kept else self._database.connection() as connection:
             store_blobs(connection, PayloadSource(Payload(kept), contents.__getitem__))
-            if not connection.execute(_MOVE_TIP, (tip, self._site, self._token)).rowcount:
+            if connection.execute(_REMEMBER, values).fetchone() is None:
                 lock_site(connection, self._site, self._token)
-            connection.cursor().executemany(_REMEMBER, records)

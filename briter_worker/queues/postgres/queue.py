@@ -307,11 +307,14 @@ def _ids(claims: Sequence[Claim]) -> list[int]:
 class PostgresPlans:
     """Implements `ports.PlanStore` for one drain of one site, the only one that changes the site's plans."""
 
-    def __init__(self, database: Database, site: str, *, token: int) -> None:
+    def __init__(
+        self, database: Database, site: str, *, token: int, known: Sequence[Plan] | None = None
+    ) -> None:
+        """`known`: the recorded plans, if they are known."""
         self._database = database
         self._site = site
         self.token = token
-        self._known: list[Plan] | None = None
+        self._known = known
 
     def record(self, plan: Plan) -> None:
         """Store the plan durably. Raises LockLostError."""
@@ -321,7 +324,7 @@ class PostgresPlans:
         self._run(_RECORD_PLAN, (plan.id, text, self._site, self.token))
         self._known = [*known, plan]
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> Sequence[Plan]:
         """Return the recorded plans, oldest first."""
         if self._known is None:
             with self._database.connection() as connection:

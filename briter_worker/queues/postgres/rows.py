@@ -113,7 +113,7 @@ def lock_site(connection: Connection, site: str, token: int | None = None) -> No
 @contextlib.contextmanager
 def locked(database: Database, site: str, token: int | None = None) -> Iterator[Connection]:
     """Yield a transaction that has locked the site as `lock_site` does."""
-    with database.transaction() as connection:
+    with database.transaction(is_pipelined=token is not None) as connection:
         lock_site(connection, site, token)
         yield connection
 
