@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -10,8 +9,6 @@ import subprocess
 import sys
 import termios
 from typing import TYPE_CHECKING
-
-from outcomes import save
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,20 +80,6 @@ def test_every_command_can_speak_to_a_person(site: Site) -> None:
     }.items():
         assert said in _STYLE.sub("", worker(site, *arguments)), arguments
     assert worker(site, "list", "--json") == "[]\n", "JSON is plain at a terminal, too"
-
-
-def test_the_history_has_whole_words_and_marks_dry_runs_at_eighty_columns(site: Site) -> None:
-    save(site, "hello")
-    site.save("secret", [".env"])
-    assert "published (dry run) hello" in worker(site, "run", "--once", BRITER_WORKER_DRY_RUN="true")
-    shown = _STYLE.sub("", at_terminal(["-m", "briter_worker", "history"], site.environment(), columns=80))
-    heading, *rows = shown.splitlines()
-    at = heading.index("What happened")
-    receipts = json.loads(site.command("history", "--json").stdout)
-    failed = next(each for each in receipts if each["error"])
-    assert f"{failed['error']} Fix: {failed['fix']}" in " ".join(row[at:].strip() for row in rows)
-    assert "published (dry run)" in shown
-    assert "\tpublished (dry run)\thello\t" in site.command("history").stdout
 
 
 def test_what_a_job_says_cannot_steer_the_terminal(site: Site) -> None:

@@ -10,15 +10,14 @@ from clones import LINES, NOW, Cluster, blobs_here, small
 from remotes import Exchange, cuts_after, http_remote
 
 from briter_worker.allowlist import Allowlist
-from briter_worker.errors import FailureCode, PublishError, UnavailableError
+from briter_worker.errors import FailureCode, PublishError
 from briter_worker.git.payloads import gather
 from briter_worker.ports import blob_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-    from briter_worker.ports import BaseVersion, Outcome
+    from briter_worker.ports import Outcome
 
 POST = "content/posts/b.md"
 
@@ -102,14 +101,6 @@ def test_what_is_not_allowed_is_refused_with_the_reason_and_never_written(cluste
     assert not list(cluster.root.rglob("escaped.md"))
 
 
-def test_what_a_later_save_of_the_batch_deleted_with_its_folder_is_not_brought_back(cluster: Cluster) -> None:
-    cluster.person({"content/x/b.md": "b\n"})
-    old = cluster.save("old", {"content/x/a.md": "a\n", "content/kept.md": "kept\n"})
-    cluster.publish(old, cluster.save("gone", {"content/x": None}))
-    assert cluster.git("ls-tree", "-r", "--name-only", "main", "content/x") == ""
-    assert cluster.file("content/kept.md") == "kept\n"
-
-
 def test_an_older_version_never_takes_the_place_of_a_newer_one_that_is_published(cluster: Cluster) -> None:
     old = cluster.save("old", {"content/a.md": "old\n", "content/only.md": "only\n"})
     cluster.publish(cluster.save("new", {"content/a.md": "new\n"}))
@@ -163,17 +154,6 @@ def test_what_the_author_started_from_is_merged_with_where_it_is_known(cluster: 
     )
     assert cluster.publish(request)["b"].failure is None
     assert cluster.file("content/posts/b.md") == mine.replace("line 1\n", "line one\n")
-
-
-def test_a_start_that_the_remote_never_had_is_a_conflict_not_an_error(cluster: Cluster) -> None:
-    request = cluster.save(
-        "b", {"content/posts/b.md": LINES + "x\n"}, bases={"content/posts/b.md": blob_id(b"never pushed\n")}
-    )
-    a = cluster.save("a", {"content/a.md": "A\n"})
-    outcomes = cluster.publish(request, a)
-    assert code(outcomes["b"]) is FailureCode.CONFLICT
-    assert outcomes["a"].commit
-    assert cluster.file("content/posts/b.md") == LINES
 
 
 def test_a_deleted_branch_is_not_recreated(cluster: Cluster) -> None:
@@ -250,29 +230,3 @@ def test_a_persons_edit_of_what_landed_unsettled_is_kept(cluster: Cluster) -> No
     second = cluster.save("b", {path: LINES + "one and more\n"}, bases={path: start})
     assert cluster.publish(second, node="fresh")["b"].failure is None
     assert cluster.file(path) == "their first\n" + LINES + "one and more\n"
-
-
-def test_a_post_is_not_settled_before_its_base_version_is_stored(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("b", {POST: LINES}))
-    cluster.person({POST: LINES.replace("line 1\n", "line one\n")})
-    mine = LINES.replace("line 12\n", "line twelve\n")
-    cluster.site.hook(f"touch {cluster.root}/pushed", "post-receive")
-    remember = cluster.database.remember
-
-    def away_after_the_push(
-        versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes], tip: str | None = None
-    ) -> None:
-        cluster.database.is_away = (cluster.root / "pushed").exists()
-        remember(versions, contents, tip)
-
-    cluster.database.remember = away_after_the_push  # type: ignore[method-assign]
-    saved = cluster.save("b", {POST: mine})
-    with pytest.raises(UnavailableError):
-        cluster.publish(saved)
-    assert cluster.file(POST) == mine.replace("line 1\n", "line one\n")
-    with pytest.raises(UnavailableError):
-        cluster.resolve("two")
-    cluster.database.remember = remember  # type: ignore[method-assign]
-    cluster.database.is_away = False
-    assert cluster.resolve("two").keys() == {saved.key}
-    assert cluster.database.known[POST].blob == blob_id(mine.encode())

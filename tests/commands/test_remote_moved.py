@@ -146,22 +146,6 @@ def test_the_same_content_conflicts_again_and_a_new_save_resolves_it(site: Site)
     assert site.jobs() == []
 
 
-def test_an_unpublished_edit_is_merged_with_what_came_from_the_remote_meanwhile(site: Site) -> None:
-    site.save_post("b", LINES)
-    site.run_once()
-    site.push_elsewhere({"content/posts/b.md": LINES.replace("line 1\n", "line one\n")})
-    # The editor has changed b, but not saved it yet, while a is published and b's remote edit comes in.
-    site.write_post("content/posts/b.md", LINES.replace("line 18\n", "line eighteen\n"))
-    save(site, "a")
-    site.run_once()
-    assert "eighteen" in (site.worktree / "content/posts/b.md").read_text()
-    site.save("b", ["content/posts/b.md"])
-    assert site.run_once().of("published")
-    published = site.remote_file("content/posts/b.md")
-    assert published == LINES.replace("line 1\n", "line one\n").replace("line 18\n", "line eighteen\n")
-    assert (site.worktree / "content/posts/b.md").read_text() == published
-
-
 def test_a_post_that_the_remote_deleted_is_deleted_here_when_untouched(site: Site) -> None:
     site.push_elsewhere({"content/posts/welcome.md": None})
     save(site, "a")
@@ -192,25 +176,6 @@ def test_an_empty_remote_gets_its_branch_with_the_first_publication(site: Site) 
     assert site.git("log", "--format=%s", "main", cwd=empty).splitlines() == ["Publish a", "Start the site"]
 
 
-def test_a_file_that_its_author_has_put_back_gets_the_remotes_edit(site: Site) -> None:
-    for slug in "bc":
-        site.save_post(slug, LINES)
-    site.run_once()
-    site.push_elsewhere({"content/posts/b.md": LINES.replace("line 1\n", "line one\n")})
-    site.write_post("content/posts/b.md", LINES.replace("line 18\n", "line eighteen\n"))
-    site.save_post("c", LINES + "more\n")
-    site.run_once()  # b's remote edit is taken over; the file in the work tree is not touched
-    assert "line one" not in (site.worktree / "content/posts/b.md").read_text()
-    site.write_post("content/posts/b.md", LINES)
-    site.write_post("content/posts/c.md", LINES + "even more\n")
-    site.save("b", ["content/posts/b.md"])
-    site.save("c", ["content/posts/c.md"])
-    site.run_once()
-    assert (site.worktree / "content/posts/b.md").read_text() == LINES.replace("line 1\n", "line one\n")
-    assert site.remote_file("content/posts/b.md") == LINES.replace("line 1\n", "line one\n")
-    assert site.git("status", "--porcelain") == ""
-
-
 @pytest.mark.parametrize("text", ["# Welcome\n", "# Welcome\n\nEdited\n"])
 def test_a_mode_that_the_remote_changed_is_not_taken_back(site: Site, other: Path, text: str) -> None:
     site.git("update-index", "--chmod=+x", "content/posts/welcome.md", cwd=other)
@@ -223,24 +188,6 @@ def test_a_mode_that_the_remote_changed_is_not_taken_back(site: Site, other: Pat
         assert site.run_once().of("published")
         assert site.git("ls-tree", "main", "content/posts/welcome.md", cwd=site.remote).startswith("100755 ")
         assert site.remote_file("content/posts/welcome.md") == text
-
-
-@pytest.mark.parametrize("was", ["a file", "nothing"])
-def test_a_link_that_the_remote_has_is_not_taken_back_by_its_folders_publication(
-    site: Site, other: Path, was: str
-) -> None:
-    path = "content/posts/welcome.md" if was == "a file" else "content/posts/latest.md"
-    (other / path).unlink(missing_ok=True)
-    (other / path).symlink_to("a.md")
-    site.git("add", "-A", cwd=other)
-    site.git("commit", "-qm", "A link", cwd=other)
-    site.git("push", "-q", cwd=other)
-    for number in range(2):
-        site.write_post("content/posts/a.md", f"A {number}\n")
-        site.save("a", ["content/posts"])
-        assert site.run_once().of("published")
-        assert site.remote_file("content/posts/a.md") == f"A {number}\n"
-        assert site.remote_file(path) == "a.md", "its author did nothing to it"
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("note", "note/index.md"), ("note/index.md", "note")])

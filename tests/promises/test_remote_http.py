@@ -28,7 +28,6 @@ from remotes import (
     cuts_before,
     cuts_the_answer,
     http_remote,
-    left_over,
     says,
     serve,
     stalls,
@@ -323,12 +322,3 @@ def test_a_credential_helper_that_hangs_is_ended_with_all_that_it_started(
         site.git("config", "--unset", "credential.helper")
 
     assert_waits_until_it_passes(site, FailureCode.TIMEOUT, "check the network", mend, **SOON)
-
-
-def test_a_credential_helper_that_knows_the_password_is_asked(site: Site, http: HttpRemote) -> None:
-    http.behaviour = asks_for("worker", "right")
-    knows = "cat > /dev/null; echo username=worker; echo password=right"
-    site.git("config", "credential.helper", str(program(site.root / "helper", knows)))
-    save(site, "a")
-    assert_published(site, site.run_once())
-    assert left_over(site.worktree) == []

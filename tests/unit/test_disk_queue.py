@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mounts import read_only
 from queue_backends import NOW, Disk
 
-from briter_worker.errors import DeclinedError, Failure, FailureCode
-from briter_worker.job import State, format_time
+from briter_worker.errors import Failure, FailureCode
+from briter_worker.job import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,44 +85,12 @@ def test_what_a_killed_command_had_taken_is_claimed_at_the_next_poll(disk: Disk)
     assert [claim.job.id for claim in claimed(disk)] == ["a"]
 
 
-def test_each_try_to_put_a_file_aside_leaves_no_dead_letter_more(disk: Disk) -> None:
-    disk.put("torn.json", b"{")
-    (disk.folder / "quarantine").mkdir()
-    with read_only(disk.folder / "quarantine"):
-        for minute in range(3):
-            assert disk.queue.claim(NOW + 120 * minute).quarantined == ()
-            assert [path.name for path in disk.root.glob("*.json")] == ["torn.json"]
-    quarantined(disk, NOW + 600)
-    assert len(disk.queue.jobs(NOW + 600)) == 1
-
-
 def test_bytes_kept_earlier_are_never_overwritten(disk: Disk) -> None:
     for number in range(5):
         disk.put("bad.json", b"[%d]" % number)
         quarantined(disk)
         (disk.root / "bad.json").unlink()
     assert sorted(path.read_bytes() for path in disk.queue.quarantined()) == [b"[%d]" % n for n in range(5)]
-
-
-@pytest.mark.parametrize("command", ["cancel", "retry"])
-def test_a_command_never_touches_what_a_writer_has_put_in_its_place(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    disk.save("a", ["old"], created=NOW - 9, name="a", status="failed", failure="rejected")
-    rename = os.rename
-
-    def raced(source: str, target: str, **folders: int) -> None:
-        monkeypatch.setattr(os, "rename", rename)
-        disk.save("a", ["new"], created=NOW - 1, name="a", scheduledFor=format_time(NOW + 9))
-        rename(source, target, **folders)
-
-    monkeypatch.setattr(os, "rename", raced)  # the moment between looking and taking
-    if command == "cancel":
-        with pytest.raises(DeclinedError, match="saved again"):
-            disk.queue.cancel("a", NOW)
-    else:
-        assert disk.queue.retry("a", NOW) == []
-    assert disk.rows("a") == [(State.SCHEDULED, ("new",))]
 
 
 def in_flight(disk: Disk) -> Sequence[Claim]:
@@ -240,27 +207,6 @@ def test_what_was_written_to_a_claim_in_place_outlives_a_crash(disk: Disk) -> No
     assert disk.queue.recover(NOW) == []
     disk.queue.acknowledge(claims, {})  # as a plan that landed has it done
     assert disk.rows("a") == [(State.PENDING, ("new",))]
-
-
-@pytest.mark.parametrize("settle", ["retry_later", "dead_letter", "release"])
-def test_what_was_written_to_a_claim_in_place_is_not_marked_with_the_older_saves_failure(
-    disk: Disk, settle: str
-) -> None:
-    path = disk.put("a.json", b'{"slug": "a", "paths": ["old"]}')
-    with path.open("r+b") as file:
-        (claim,) = disk.queue.claim(NOW).claims
-        file.write(b'{"slug": "a", "paths": ["new"]}')
-        file.truncate()
-    failure = Failure(FailureCode.LOST_RACE, "lost")
-    match settle:
-        case "retry_later":
-            disk.queue.retry_later(claim, failure, at=NOW + 60)
-        case "dead_letter":
-            disk.queue.dead_letter(claim, failure)
-        case _:
-            disk.queue.release([claim])
-    assert disk.rows("a") == [(State.PENDING, ("new",))]
-    assert disk.document("a").get("lastError") is None
 
 
 # Files that cannot be moved

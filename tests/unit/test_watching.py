@@ -119,19 +119,6 @@ def test_more_than_the_kernel_remembers_is_found_all_the_same(tmp_path: Path) ->
     watched.assert_knows_all()
 
 
-def test_a_folder_that_replaces_the_relied_on_one_is_read(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
-    write(watched.folder, "a", 2040)
-    assert rows(watched.queue)
-    watched.folder.rename(tmp_path / "old")
-    watched.folder.mkdir()
-    for year in (2041, 2042):
-        write(watched.folder, "a", year)
-        watched.assert_knows_all()
-    write(watched.folder, "a", 2043)
-    watched.assert_knows_all()
-
-
 def test_a_change_that_the_kernel_does_not_report_is_found_by_a_full_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
