@@ -37,7 +37,6 @@ _RETRY_STORE_AFTER_S = 10.0
 """A store that waits for its file costs a second; a drain has many events."""
 _DAY_S = 86400.0
 _MOMENTS_KEPT_S = 7 * _DAY_S
-_ROWS_PER_STEP, _MAX_STEPS = 1000, 20
 
 _NOT_SEEN_BY_A_PULL = frozenset(
     {FailureCode.AUTH, FailureCode.REMOTE_REFUSED, FailureCode.DISK, FailureCode.PLUGIN_BROKEN}
@@ -470,28 +469,22 @@ def waiting_time(ended: float | None, saved_at: float | None, due_at: float | No
 
 
 def retire(store: Store, keep_days: int, now: float, own: Mapping[str, int] | None = None) -> None:
-    """Delete old receipts, drains and moments, of all sites, in short transactions.
+    """Delete old receipts, drains and moments, of all sites; `own` has the days of sites that differ.
 
-    `own` has the days of sites that differ. Safe on many nodes. Raises StoreError.
+    Safe on many nodes. Raises StoreError.
     """
-    own, ended = own or {}, "ended < ? AND outcome IS NOT NULL"
+    own, ended = own or {}, "outcome IS NOT NULL AND ended < ?"
     others = f"{ended} AND site NOT IN ({', '.join('?' * len(own))})" if own else ended
-    steps: list[tuple[str, str, tuple[object, ...]]] = [
-        ("attempts", others, (now - keep_days * _DAY_S, *own)),
+    steps: list[tuple[str, tuple[object, ...]]] = [
+        (f"attempts WHERE {others}", (now - keep_days * _DAY_S, *own)),
+        *(
+            (f"attempts WHERE {ended} AND site = ?", (now - days * _DAY_S, site))
+            for site, days in own.items()
+        ),
         # A drain ends after it began.
-        ("drains", "began < ?", (now - max(keep_days, *own.values(), 0) * _DAY_S - _DAY_S,)),
-        ("moments", "at < ?", (now - _MOMENTS_KEPT_S,)),
-        *(("attempts", f"{ended} AND site = ?", (now - days * _DAY_S, site)) for site, days in own.items()),
+        ("drains WHERE began < ?", (now - max(keep_days, *own.values(), 0) * _DAY_S - _DAY_S,)),
+        ("moments WHERE at < ?", (now - _MOMENTS_KEPT_S,)),
     ]
-    for _ in range(_MAX_STEPS):
+    for which, values in steps:
         with store.transaction() as transaction:
-            done = [
-                transaction.execute(
-                    f"DELETE FROM {table} WHERE id IN"  # noqa: S608 - our own
-                    f" (SELECT id FROM {table} WHERE {which} LIMIT ?{store.skip_locked})",
-                    (*values, _ROWS_PER_STEP),
-                ).rowcount
-                for table, which, values in steps
-            ]
-        if max(done) < _ROWS_PER_STEP:
-            break
+            transaction.execute(f"DELETE FROM {which}", values)  # noqa: S608 - our own
