@@ -150,9 +150,7 @@ _RECEIPT = (
 )
 
 
-_SEARCHED = ("a.slug", "a.title", "a.author", "a.error")
-_SEARCHED_AS_ONE = ("lower(a.slug || ' ' || a.title || ' ' || a.author || ' ' || COALESCE(a.error, ''))",)
-"""For letters whose case the database does not know; it takes much longer."""
+_SEARCHED = "lower(a.slug || ' ' || a.title || ' ' || a.author || ' ' || COALESCE(a.error, ''))"
 
 
 class History:
@@ -186,24 +184,18 @@ class History:
         for word in search.lower().split():
             text = re.sub(r"([\\%_])", r"\\\1", word)
             causes = [code.value for code in FailureCode if word in code.text.lower()]
-            places = _SEARCHED if word.isascii() else _SEARCHED_AS_ONE
-            like = rf"{self._store.like} ? ESCAPE '\'"
-            query += f""" AND ({" OR ".join(f"{place} {like}" for place in (*places, 'a."commit"'))}"""
-            query += f" OR a.failure IN ({', '.join('?' * len(causes)) or 'NULL'}))"
-            values += [*[f"%{text}%"] * len(places), f"{text}%", *causes]
+            query += (
+                rf""" AND ({_SEARCHED} LIKE ? ESCAPE '\' OR a."commit" LIKE ? ESCAPE '\'"""
+                f" OR a.failure IN ({', '.join('?' * len(causes)) or 'NULL'}))"
+            )
+            values += [f"%{text}%", f"{text}%", *causes]
         if before is not None:
             query += " AND a.id < ?"
             values.append(before)
-        newest = "ORDER BY a.id DESC LIMIT ?"
-        if not outcomes:
-            return self._receipts(f"{query} {newest}", *values, limit)
-        # Each outcome has an index that ends with its newest; asked for together, all rows would be sorted.
-        found = [
-            receipt
-            for outcome in outcomes
-            for receipt in self._receipts(f"{query} AND a.outcome = ? {newest}", *values, outcome, limit)
-        ]
-        return sorted(found, key=lambda receipt: receipt.id, reverse=True)[:limit]
+        if outcomes:
+            query += f" AND a.outcome IN ({', '.join('?' * len(outcomes))})"
+            values += outcomes
+        return self._receipts(f"{query} ORDER BY a.id DESC LIMIT ?", *values, limit)
 
     def failures(self, job_ids: Sequence[str]) -> dict[str, int]:
         """Return how often each of these jobs failed, if it did."""

@@ -48,7 +48,6 @@ class LogSink:
     stream: BinaryIO | None
     """Unbuffered: may write a part, or nothing (None) when it would block."""
     complain: Callable[[str], None] = lambda _: None
-    patience: float = _STALL_TIMEOUT_S
     render: Callable[[dict[str, Any]], str] | None = None
     """Returns a line for a person; None writes JSON."""
     _lost: int = 0
@@ -82,7 +81,7 @@ class LogSink:
                     self._lost = 0
                 line = render(log_entry(event, time.time(), site))
                 text, self._shows_progress = (_CLEAR if self._shows_progress else "") + line, is_progress
-                self._write(self.stream, text, self.patience, end="" if is_progress else "\n")
+                self._write(self.stream, text, _STALL_TIMEOUT_S, end="" if is_progress else "\n")
             except TimeoutError:
                 self._lost += 1  # `complain` may write to the same reader
             except (OSError, ValueError) as error:

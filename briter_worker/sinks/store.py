@@ -65,8 +65,6 @@ class SqliteStore:
 
     skip_locked = ""
     """The clause that locks the selected rows and leaves out rows that another process has locked."""
-    like = "LIKE"
-    """The operator that compares with a pattern in any case."""
 
     def __init__(self, path: Path, schema: Literal["history", "outbox"] = "history") -> None:
         self.path = path
@@ -198,7 +196,6 @@ class PostgresStore:
     """The cluster's database, with all sites. `connect` returns a connection that commits each statement."""
 
     skip_locked = " FOR UPDATE SKIP LOCKED"
-    like = "ILIKE"
     # A receipt reaches the disk with the acknowledgement that follows it, at the latest.
     _SITE_LOCK: LiteralString = (
         "SELECT pg_advisory_xact_lock(1651666292, hashtext(%s)),"

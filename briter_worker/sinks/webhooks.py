@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 DELAYS_S = (5.0, 30.0, 120.0, 600.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
 """Between attempts; after the last one, nearly a day later, a message is given up."""
-CLOSE_TIMEOUT_S = 15.0
+_CLOSE_TIMEOUT_S = 15.0
 """How long the worker's end may wait for receivers; the next run sends the rest."""
 _POST_TIMEOUT_S = 10.0
 _MIN_POST_S = 0.5
@@ -270,7 +270,6 @@ class Sender:
     secret: str = ""
     allow_private: bool = False
     clock: Callable[[], float] = time.time
-    delays: Sequence[float] = DELAYS_S
     _news: threading.Event = field(default_factory=threading.Event)
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
@@ -286,12 +285,12 @@ class Sender:
                 self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
                 self._thread.start()
 
-    def close(self, within: float = CLOSE_TIMEOUT_S) -> None:
+    def close(self) -> None:
         """Send what is due, as far as the time suffices."""
-        self._until = time.monotonic() + within
+        self._until = time.monotonic() + _CLOSE_TIMEOUT_S
         self._news.set()
         if self._thread is not None:
-            self._thread.join(within + 1.0)
+            self._thread.join(_CLOSE_TIMEOUT_S + 1.0)
 
     def _run(self) -> None:
         is_last = False
@@ -337,16 +336,16 @@ class Sender:
     def _fail(
         self, delivery: Delivery, error: str, *, is_busy: bool, retry_after: float | None = None
     ) -> None:
-        if delivery.attempts > len(self.delays):
+        if delivery.attempts > len(DELAYS_S):
             self._give_up(delivery, error, "check the receiver")
         else:
-            delay = self.delays[delivery.attempts - 1] if retry_after is None else retry_after
+            delay = DELAYS_S[delivery.attempts - 1] if retry_after is None else retry_after
             self.outbox.retry_later(delivery, self.clock() + delay, error, all_of_url=is_busy)
 
     def _give_up(self, delivery: Delivery, error: str, fix: str) -> None:
         # With it, what waited as long for the same receiver, which may have deferred everything: otherwise
         # one message would be given up each day, while a thousand a day may come.
-        others = self.outbox.remove(delivery, also_before=self.clock() - sum(self.delays)) - 1
+        others = self.outbox.remove(delivery, also_before=self.clock() - sum(DELAYS_S)) - 1
         what = "build hook" if delivery.build else "webhook"
         what += f" and {others} more" if others > 0 else ""
         origin = origin_of(delivery.url)
