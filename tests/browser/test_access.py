@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -160,21 +159,3 @@ def test_the_keyboards_place_outlasts_the_news(running: Running, visitor: Visito
 
     page.wait_for_function("each => !each.isConnected", arg=old)
     expect(place).to_be_focused()
-
-
-def test_posts_are_found_by_name_message_and_commit_as_one_types(running: Running, visitor: Visitor) -> None:
-    page = visitor.page
-    page.goto("/search")
-    receipts = page.locator(".receipts > li")
-    commit = next(commit for commit, subject in running.site.remote_log() if subject == "Publish plain")
-    for text in ("plain", "PUBLISH PLAIN", commit[:10]):
-        page.get_by_label("Search").fill(text)
-        expect(receipts).to_have_count(1)
-        expect(receipts).to_contain_text("plain")
-        page.get_by_label("Search").fill("nothing like it")
-        expect(page.get_by_text(re.compile("No post matches “nothing like it”."))).to_be_visible()
-    page.goto("/published")
-    page.get_by_label("Show").select_option("failed attempts")
-    expect(receipts.filter(has_text=f"wrong-{HELD - 1}")).to_have_count(1)  # the newest: on the first page
-    page.go_back()
-    expect(page.get_by_label("Show")).not_to_have_value("failed")

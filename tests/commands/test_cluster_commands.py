@@ -18,7 +18,6 @@ from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from sites import Result, Site
 
@@ -85,19 +84,6 @@ def test_a_post_is_sent_with_its_files_and_its_site_is_woken(
     assert woken() == {"blog"}
     assert ok(cluster.command("list", "--site", "shop", "--json")) == []
     assert not cluster.jobs()
-
-
-def test_the_files_may_be_below_any_folder(cluster: Site, database: Database, tmp_path: Path) -> None:
-    (tmp_path / "cms/content").mkdir(parents=True)
-    (tmp_path / "cms/content/a.md").write_text("from there")
-    ok(
-        cluster.command(
-            "enqueue", "a", "content/a.md", "--site", "blog", "--root", str(tmp_path / "cms"), "--json"
-        )
-    )
-    assert carried(database, "a") == {"content/a.md": b"from there"}
-    ok(cluster.command("enqueue", "b", "content/a.md", "--site", "blog", "--root", "cms", "--json"))
-    assert carried(database, "b") == {"content/a.md": b"from there"}
 
 
 def test_the_site_is_the_environments_unless_another_is_named(cluster: Site) -> None:

@@ -112,15 +112,6 @@ def test_holds_retries_dead_letters_unknown_keys_ids_and_contents_survive_the_wa
         assert connection.execute("SELECT count(*) FROM superseded").fetchone() == (0,)
 
 
-def test_a_deletion_moves_too(cluster: Site, other: Site) -> None:
-    (cluster.worktree / "content/posts/welcome.md").unlink()
-    cluster.save("welcome", ["content/posts/welcome.md"], scheduledFor=LATE)
-    ok(cluster.command("import", "--json"))
-    assert (other.worktree / "content/posts/welcome.md").exists()
-    ok(other.command("export", "--json"))
-    assert not (other.worktree / "content/posts/welcome.md").exists()
-
-
 def test_what_the_cms_has_changed_since_is_not_written_over(cluster: Site, other: Site) -> None:
     cluster.save_post("welcome", "# From here\n", scheduledFor=LATE)
     ok(cluster.command("import", "--json"))
@@ -175,16 +166,3 @@ def test_nothing_is_moved_under_a_worker_that_publishes(cluster: Site) -> None:
             assert result.returncode == 1
             assert f"a worker (PID {worker.pid}) publishes from {cluster.queue}" in result.stderr
     assert len(cluster.jobs()) == 1
-
-
-def test_what_is_in_flight_is_not_moved_out(cluster: Site, database: Database) -> None:
-    cluster.save_post("a", "a")
-    ok(cluster.command("import", "--json"))
-    with database.transaction() as connection:
-        connection.execute("UPDATE publications SET state = 'claimed', attempt = 1")
-    result = cluster.command("export", "--json")
-    assert result.returncode == 1
-    moved = json.loads(result.stdout)
-    assert moved["jobs"] == 0
-    assert "in flight" in moved["stayed"]["a"]
-    assert cluster.jobs() == []

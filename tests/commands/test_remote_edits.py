@@ -129,14 +129,6 @@ def test_without_an_interval_and_in_a_dry_run_no_file_changes(site: Site, env: d
     assert not has(site)
 
 
-def test_a_pause_stops_the_pulls(site: Site) -> None:
-    push(site)
-    site.command("pause")
-    assert "site-updated" not in site.run_once(**SOON).names()
-    site.command("resume")
-    assert "site-updated" in site.run_once(**SOON).names()
-
-
 def test_a_remote_that_is_away_is_the_sites_condition_once(site: Site) -> None:
     push(site)
     away = site.remote.rename(site.root / "away.git")

@@ -116,18 +116,6 @@ def test_no_page_offers_a_retry_that_would_be_declined(site: Site, dashboard: Da
     assert text_of(dashboard.page.get("/failed").text).count("Retry") == 2, "one, and all"
 
 
-def test_a_post_in_its_quiet_time_says_when_it_is_published_and_can_be_published_at_once(site: Site) -> None:
-    site.save("hello", ["content/posts/hello.md"])
-    with serving(site, BRITER_WORKER_QUIET_MS="600000") as dashboard:
-        for path in ("/waiting", "/post?id=hello"):
-            page = dashboard.page.get(path).text
-            assert "It is published in 10 min unless it is saved again" in text_of(page)
-            assert "/actions/publish-now" in page
-        assert dashboard.json("/api/jobs?state=quiet")["items"][0]["quietUntil"]
-        dashboard.act("publish-now", id="hello")
-        eventually(lambda: dashboard.json("/api/status")["jobs"]["pending"] == 1)
-
-
 def test_scheduled_posts_are_listed_by_day_and_published_now_or_cancelled(
     site: Site, dashboard: Dashboard
 ) -> None:

@@ -375,14 +375,6 @@ def test_one_build_covers_a_batch_and_another_one_later_changes(station: Station
     assert {(each.path, each.body) for each in receiver.received} == {("/build", "")}
 
 
-def test_a_publication_that_is_delivered_again_has_the_same_message_id(
-    station: Station, receiver: Receiver
-) -> None:
-    for _ in range(2):  # the worker died before it acknowledged the job
-        station.tell(station.open(receiver.url), published())
-    assert len({got.headers["webhook-id"] for got in receiver.received}) == 1
-
-
 # The whole worker
 
 

@@ -216,16 +216,6 @@ def test_an_older_save_that_turns_up_late_joins_the_one_that_comes_back(engine: 
     assert engine.rows("a") == [(RETRYING, ("new", "old"))]
 
 
-def test_saves_that_are_too_large_together_are_one_job_all_the_same(engine: Backend) -> None:
-    for number in (1, 2):
-        paths = [f"{number}{place:06}".ljust(600, "x") for place in range(1_000)]
-        engine.save("a", paths, created=NOW - 9 + number, name=f"a{number}")
-    claims = claimed(engine)
-    assert len(claims[0].job.paths) == 2_000
-    release(engine, claims)
-    assert len(claimed(engine, NOW + 1)[0].job.paths) == 2_000
-
-
 # Results
 
 
@@ -544,15 +534,6 @@ def test_what_a_retry_cannot_help_is_declined_with_the_fix(engine: Backend) -> N
         engine.queue.retry("b", NOW)
 
 
-def test_all_dead_letters_that_a_retry_can_help_are_retried(engine: Backend) -> None:
-    codes = (FailureCode.REJECTED, FailureCode.LOST_RACE, FailureCode.UNKNOWN_TYPE)
-    for slug, code in zip("abc", codes, strict=True):
-        engine.save(slug, ["x"])
-        dead_letter(engine, claimed(engine), Failure(code, "no"))
-    assert sorted(job.slug for job in engine.queue.retry_all(NOW)) == ["a", "b"]
-    assert engine.rows("c") == [(FAILED, ("x",))]
-
-
 def test_a_cancelled_job_is_gone_with_the_older_saves_it_stood_for(engine: Backend) -> None:
     engine.save("a", ["old"], created=NOW - 2, name="one")
     new = engine.save("a", ["new"], created=NOW - 1, name="two", scheduledFor=format_time(NOW + 9))
@@ -624,14 +605,6 @@ def test_a_scheduled_job_can_be_published_now(engine: Backend) -> None:
     assert engine.rows("a") == [(PENDING, ("x",))]
     assert engine.document("a")["extra"] == "kept"
     assert slugs(claimed(engine)) == ["a"]
-
-
-def test_publishing_a_retry_now_keeps_its_attempts_and_its_reason(engine: Backend) -> None:
-    engine.save("a", ["x"])
-    retry_later(engine, claimed(engine))
-    engine.queue.publish_now("a", NOW)
-    (claim,) = claimed(engine)
-    assert (claim.attempt, claim.job.last_error) == (2, "no network")
 
 
 def test_only_what_waits_for_a_time_can_be_published_now(engine: Backend) -> None:

@@ -91,15 +91,10 @@ def test_git_gets_sigterm_when_the_worker_dies(site: Site) -> None:
 DAEMON = "setsid sleep 60 </dev/null >/dev/null 2>&1 & echo $! >> {strays}\n"
 
 
-@pytest.mark.parametrize("shape", ["function", "absolute", "name", "of-one-url"])
-def test_a_daemon_of_a_credential_helper_does_not_keep_the_next_worker_out(
-    site: Site, strays: Path, shape: str
-) -> None:
-    bin_ = site.root / "bin"
-    bin_.mkdir()
+def test_a_daemon_of_a_credential_helper_does_not_keep_the_next_worker_out(site: Site, strays: Path) -> None:
     marks = site.root / "asked"
     text = DAEMON.format(strays=strays) + f'echo "$1" >> {marks}; echo username=u; echo password=p\n'
-    helper = program(bin_ / "git-credential-daemonizing", text)
+    helper = program(site.root / "helper", text)
     asked_with_password = threading.Event()
 
     def demand(exchange: Exchange) -> None:
@@ -112,15 +107,10 @@ def test_a_daemon_of_a_credential_helper_does_not_keep_the_next_worker_out(
     there = site.git("remote", "get-url", "origin")
     with http_remote(site.root) as server:
         server.behaviour = demand
-        key = "credential.helper"
-        if shape == "of-one-url":
-            key = f"credential.http://{HOST}:{server.port}.helper"
-        value = {"function": f'!f() {{ {helper} "$@"; }}; f', "name": "daemonizing"}.get(shape, str(helper))
-        site.git("config", key, value)
+        site.git("config", f"credential.http://{HOST}:{server.port}.helper", f'!f() {{ {helper} "$@"; }}; f')
         site.git("remote", "set-url", "origin", server.url(site.remote))
         site.save_post("a", "A\n")
-        path = f"{bin_}:{os.environ['PATH']}"
-        with site.running(PATH=path, BRITER_WORKER_POLL_INTERVAL_MS="100") as worker:
+        with site.running(BRITER_WORKER_POLL_INTERVAL_MS="100") as worker:
             eventually(asked_with_password.is_set)
             worker.kill()
             worker.wait()

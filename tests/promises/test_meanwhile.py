@@ -174,30 +174,6 @@ def test_a_log_that_cannot_be_written_stops_no_post_and_is_told_once(
     assert site.jobs() == []
 
 
-def test_a_reader_that_never_reads_on_does_not_stop_publishing(site: Site) -> None:
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    try:
-        while True:
-            os.write(writer, b"x" * 4096)  # the pipe is full, and stays so
-    except BlockingIOError:
-        os.set_blocking(writer, True)
-    save(site, "a", "b")
-    done = subprocess.run(
-        [sys.executable, "-m", "briter_worker", "run", "--once"],
-        cwd=site.root,
-        env=site.environment(),
-        stdout=writer,
-        stderr=writer,
-        timeout=60,
-        check=False,
-    )
-    os.close(reader)
-    os.close(writer)
-    assert done.returncode == 0
-    assert sorted(s for _, s in site.remote_log()) == ["Publish a", "Publish b", "Start the site"]
-
-
 # Messages
 
 

@@ -204,24 +204,6 @@ def test_a_lost_push_that_lands_late_is_not_done_twice(site: Site, http: HttpRem
     assert_once(site, "a")
 
 
-def test_a_lost_push_that_lands_late_is_its_save_though_the_file_has_changed(
-    site: Site, http: HttpRemote
-) -> None:
-    late = http.on_push = Late()
-    save(site, "a")
-    assert_put_off(site, site.run_once(), FailureCode.NETWORK)
-    http.heal()
-    late.land()
-    site.write_post("content/posts/a.md", "a, edited\n")
-    site.command("retry", "a")
-    (published,) = site.run_once().of("published")
-    assert published["commit"] == site.remote_log()[0][0]
-    site.save_post("a", "a, edited\n", message="Edit a")
-    assert site.run_once().of("published")
-    assert [subject for _, subject in site.remote_log()] == ["Edit a", "Publish a", "Start the site"]
-    assert site.git("status", "--porcelain") == ""
-
-
 def test_a_worker_that_is_killed_while_its_push_is_under_way_does_not_do_it_twice(
     site: Site, http: HttpRemote
 ) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from queue_backends import Disk
 
 from briter_worker.client import enqueue
 
@@ -37,14 +35,6 @@ def test_a_job_is_in_the_queue_under_its_id_when_the_call_returns(queue: Path) -
         "paths": ["content/a.md", "content/b"],
     }
     assert UUID(job.id)
-
-
-def test_of_many_calls_in_one_moment_the_last_one_wins_with_the_paths_of_all(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    asked = [enqueue("a", [f"content/{n}.md"], queue=disk.root) for n in range(20)]
-    (claim,) = disk.queue.claim(time.time() + 1).claims
-    assert claim.job.id == asked[-1].id
-    assert set(claim.job.paths) == {f"content/{n}.md" for n in range(20)}
 
 
 @pytest.mark.parametrize(

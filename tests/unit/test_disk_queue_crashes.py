@@ -204,19 +204,3 @@ def test_a_job_whose_result_is_stored_is_not_tried_again(folder: Path, settle: s
                 State.RETRYING if settle == "retry_later" else State.FAILED
             ]
     pytest.fail("it never ends")
-
-
-def test_dying_while_dropping_what_was_cancelled_never_cancels_the_next_save(folder: Path) -> None:
-    for step in STEPS:
-        disk = Disk(folder / str(step))
-        disk.save("a", ["a"], name="a")
-        claims = disk.queue.claim(NOW).claims
-        disk.queue.cancel("a", NOW)
-        died = killed_at(step, partial(disk.queue.release, claims))
-        disk.restart()
-        disk.queue.release(disk.queue.recover(NOW))
-        disk.save("a", ["again"], name="a")
-        assert disk.queue.cancelled(disk.queue.claim(NOW).claims) == set(), f"step {step}"
-        if not died:
-            return
-    pytest.fail("it never ends")

@@ -87,16 +87,3 @@ def test_a_folder_that_is_not_sent_whole_names_what_was_deleted_instead(site: Si
     assert found.payload.folders == ()
     assert list(found.left_out) == ["content/posts/odd"]
     assert found.paths == ("content/posts",)
-
-
-def test_what_git_ignores_stays_behind(site: Site) -> None:
-    site.write_post(".gitignore", "*.log\nwelcome.md\n")
-    site.write_post("content/posts/a.log", "canary")
-    site.write_post("content/posts/a.md", "a")
-    found = gathered(site.worktree, "content/posts", "content/posts/a.log")
-    assert sorted(file.path for file in found.payload.files) == [
-        "content/posts/a.md",
-        "content/posts/welcome.md",  # git has it, so it ignores it no more
-    ]
-    assert found.paths == ("content/posts",)
-    assert "git ignores it" in found.left_out["content/posts/a.log"]

@@ -9,7 +9,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from briter_worker.errors import PublishError
 from briter_worker.lock import AnotherWorkerError, Holder, SiteLock, is_held, read_holder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 NOW = 1_800_000_000.0
 TTL = 60.0
@@ -121,35 +120,6 @@ def test_the_first_line_is_the_pid_alone_and_the_second_a_json_object(path: Path
     assert rest == ""
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.stat().st_size == 512  # always: what comes next overwrites it without truncating
-
-
-def test_a_heartbeat_changes_the_time_alone_in_place(path: Path, lock: SiteLock) -> None:
-    lock.acquire(NOW)
-    before, inode, size = read_holder(path), path.stat().st_ino, path.stat().st_size
-
-    lock.beat(NOW + 5)
-
-    assert before is not None
-    assert read_holder(path) == before._replace(heartbeat=NOW + 5)
-    assert (path.stat().st_ino, path.stat().st_size) == (inode, size)
-    assert lock.still_ours()
-
-
-def test_release_by_any_thread_leaves_the_same_file_empty_and_free(path: Path, lock: SiteLock) -> None:
-    lock.acquire(NOW)
-    inode = path.stat().st_ino
-
-    thread = threading.Thread(target=lock.release)
-    thread.start()
-    thread.join()
-
-    assert path.read_bytes() == b""
-    assert path.stat().st_ino == inode
-    assert not lock.still_ours()
-    with kernel_locked(path):
-        pass
-    lock.release()
-    assert_taken(path, lock, NOW + 1)
 
 
 # Forked children
@@ -311,23 +281,6 @@ def test_a_symlink_is_refused_and_its_target_is_untouched(path: Path, lock: Site
     with pytest.raises(PublishError, match=r"worker\.lock cannot be locked: .*symbolic link"):
         lock.acquire(NOW)
     assert target.read_text() == f"{DEAD}\n"
-
-
-@pytest.mark.timeout(5)
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [(os.mkdir, "Is a directory"), (os.mkfifo, "not a regular file")],
-    ids=["folder", "pipe"],
-)
-def test_what_is_no_file_is_refused_and_blocks_nobody(
-    path: Path, lock: SiteLock, make: Callable[[Path], None], said: str
-) -> None:
-    path.parent.mkdir()
-    make(path)
-    assert read_holder(path) is None
-    assert not is_held(path)
-    with pytest.raises(PublishError, match=rf"worker\.lock cannot be locked: {said}$"):
-        lock.acquire(NOW)
 
 
 # Readers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 
 import pytest
@@ -247,19 +246,6 @@ def test_a_refusal_says_whether_the_remote_has_moved(summary: str, text: str, mo
 
 
 @pytest.mark.parametrize(
-    ("text", "large"),
-    [
-        ("error: RPC failed; HTTP 413 curl 22 The requested URL returned error: 413", True),
-        ("remote: fatal: pack exceeds maximum allowed size (2.00 GiB)\nfatal: the remote end hung up", True),
-        ("fatal: unable to access 'https://h/error: 413/x': The requested URL returned error: 500", False),
-        ("error: RPC failed; HTTP 500\nTo https://h/413.git", False),
-    ],
-)
-def test_a_push_that_was_too_large_for_the_connection(text: str, large: bool) -> None:  # noqa: FBT001
-    assert (messages.from_git("x", text).code is F.REJECTED) is large
-
-
-@pytest.mark.parametrize(
     "piece",
     [
         "a",
@@ -282,27 +268,6 @@ def test_a_megabyte_of_words_is_read_at_once(piece: str) -> None:
     messages.from_rejection("y", text)
     messages.is_remote_moved("y", text)
     assert time.process_time() - began < 1.0
-
-
-@pytest.mark.parametrize(
-    ("status", "text"),
-    [
-        (-signal.SIGXFSZ, "file size limit exceeded"),
-        (-signal.SIGKILL, "it was ended by SIGKILL"),
-        (128, "exit status 128"),
-    ],
-)
-def test_a_git_that_said_nothing_is_known_by_how_it_ended(status: int, text: str) -> None:
-    assert messages.status_text(status) == text
-
-
-@pytest.mark.parametrize(
-    "text", [messages.status_text(-signal.SIGXFSZ), "error: pack-objects died of signal 25", "File too large"]
-)
-def test_a_limit_on_the_size_of_files_is_of_the_environment_and_names_the_limit(text: str) -> None:
-    error = messages.from_git("x", text)
-    assert error.code is F.DISK
-    assert "ulimit -f" in error.fix
 
 
 @pytest.mark.parametrize("pad", range(15_960, 15_990, 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,26 +14,17 @@ from queue_backends import NOW, Disk
 from sites import eventually
 
 from briter_worker.errors import DeclinedError
-from briter_worker.queues.disk import index
-from briter_worker.queues.disk.files import Folder
 
 if TYPE_CHECKING:
     import pytest
     from sites import Site
 
-    from briter_worker.queues.disk.index import FolderWatcher
     from briter_worker.queues.disk.queue import DiskQueue
 
 
 def never() -> bool:
     """Say that the worker is not to stop."""
     return False
-
-
-def seconds_of(watcher: FolderWatcher, longest: float = 60) -> float:
-    began = time.monotonic()
-    watcher.wait(longest, never)
-    return time.monotonic() - began
 
 
 def write(folder: Path, name: str, year: int, *, in_place: bool = False) -> None:
@@ -46,17 +36,6 @@ def write(folder: Path, name: str, year: int, *, in_place: bool = False) -> None
         other = folder / f"{name}.partial"
         other.write_text(json.dumps(document))
         other.rename(file)
-
-
-def test_a_system_without_inotify_has_the_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise AttributeError("inotify_init1")  # as from another system's C library
-
-    monkeypatch.setattr(index, "INotify", missing)
-    queue = Disk(tmp_path).queue
-    queue.jobs(NOW)
-    (tmp_path / "queue" / "a.json").touch()
-    assert seconds_of(queue.watcher, 0.2) >= 0.2
 
 
 class Watched:
@@ -116,18 +95,6 @@ def test_more_than_the_kernel_remembers_is_found_all_the_same(tmp_path: Path) ->
             one.write(b".")  # one after the other: the kernel reports the same change once
             other.write(b".")
     write(watched.folder, "c", 2041, in_place=True)
-    watched.assert_knows_all()
-
-
-def test_a_change_that_the_kernel_does_not_report_is_found_by_a_full_scan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watched = Watched(tmp_path)
-    write(watched.folder, "a", 2040)
-    with Folder.open(watched.folder) as folder:
-        watched.watcher.changes(folder.descriptor)  # as if another machine had written it
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 301)
     watched.assert_knows_all()
 
 
