@@ -51,7 +51,7 @@ def _measure(names: list[str], *, quick: bool) -> int:
                 continue
             say(f"{name} took {time.monotonic() - began:.0f} s")
             section.machine = machine
-            print(section.plain(), flush=True)
+            print(section.markdown(), flush=True)
             write("quick" if quick else "all", name, section, list(_BENCHMARKS))
             if not all(check.met for check in section.checks):
                 status = 1

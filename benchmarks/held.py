@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from benchmarks.lab import commit_job, daemon, say
 from benchmarks.report import Check, Section, Series
 from briter_worker.queues.disk.queue import DiskQueue
@@ -19,7 +21,6 @@ _WHAT = """\
 it has read all of them. The worker reads the whole folder again once in five minutes: a fifth of such a \
 scan, measured in a process of its own, is added to the minute."""
 _POSTS = 100
-_TICK = os.sysconf("SC_CLK_TCK")
 _SETTLED_S = 0.05
 _LONGEST_S = 60.0
 _SCANS_PER_MINUTE = 1 / 5
@@ -34,10 +35,7 @@ def measure(lab: Lab) -> Section:
             commit_job(site.prepare_job(number, scheduledFor="2100-01-01T00:00:00Z"))
         os.sync()
         with daemon(site.root, site.environment()) as process:
-            settle(process.pid)
-            before, began = cpu_time(process.pid), time.perf_counter()
-            time.sleep(seconds)
-            minute = 60 * (cpu_time(process.pid) - before) / (time.perf_counter() - began)
+            minute = idle_minute(process.pid, seconds)
             resident, peak = memory_of(process.pid, "VmRSS"), memory_of(process.pid, "VmHWM")
         scan = _scan(site)
     return Section(
@@ -65,6 +63,14 @@ def _scan(site: Site) -> float:
     return time.process_time() - before
 
 
+def idle_minute(pid: int, seconds: float) -> float:
+    """Return the CPU seconds of a minute, measured for `seconds` once the process is idle."""
+    settle(pid)
+    before, began = cpu_time(pid), time.perf_counter()
+    time.sleep(seconds)
+    return 60 * (cpu_time(pid) - before) / (time.perf_counter() - began)
+
+
 def settle(pid: int) -> None:
     """Wait until the process is idle: until a second costs next to nothing."""
     deadline = time.monotonic() + _LONGEST_S
@@ -78,13 +84,11 @@ def settle(pid: int) -> None:
 
 def cpu_time(pid: int) -> float:
     """Return the CPU seconds so far, those of ended children included."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / _TICK
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system + times.children_user + times.children_system)
 
 
 def memory_of(pid: int, name: str) -> float:
     """Return MiB as the kernel counts them: `VmRSS` now, `VmHWM` at most so far."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"no {name} for {pid}")
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return int(status.partition(f"{name}:")[2].split()[0]) / 1024

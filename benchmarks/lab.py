@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 PROJECT = Path(__file__).resolve().parent.parent
 FOLDER = "content/posts"
 _IDENTITY = "[user]\n\tname = A Person\n\temail = person@example.org\n"
 _OURS = ("GIT_", "BRITER_", "PYTHON", "XDG_")
+_LONGEST_S = 600.0
 _WORDS = ("git", "post", "queue", "remote", "branch", "commit", "folder", "garden", "river", "mountain")
 
 
@@ -65,32 +66,18 @@ class Lab:
             remove(root)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Site:
     """A work tree, its bare remote, and its storage."""
 
     root: Path
     env: Mapping[str, str]
 
-    @property
-    def remote(self) -> Path:
-        """The bare repository that receives the pushes."""
-        return self.root / "remote.git"
-
-    @property
-    def worktree(self) -> Path:
-        """The CMS's checkout."""
-        return self.root / "site"
-
-    @property
-    def storage(self) -> Path:
-        """The worker's storage."""
-        return self.root / "storage"
-
-    @property
-    def queue(self) -> Path:
-        """The folder of job files."""
-        return self.storage / "queue"
+    def __post_init__(self) -> None:
+        """Name the folders."""
+        self.remote, self.worktree = self.root / "remote.git", self.root / "site"
+        self.storage = self.root / "storage"
+        self.queue = self.storage / "queue"
 
     def git(self, *args: str, stdin: str = "") -> str:
         """Return the output of git, run in the work tree."""
@@ -122,7 +109,7 @@ class Site:
 
     def count_commits(self) -> int:
         """Return the number of the remote's commits."""
-        return int(git(("rev-list", "--count", "main"), self.remote, self.env))
+        return count_commits(self.remote, self.env)
 
 
 def post_path(number: int) -> str:
@@ -143,6 +130,21 @@ def git(args: Sequence[str], folder: Path, env: Mapping[str, str], stdin: str = 
     if done.returncode:
         raise RuntimeError(f"git {' '.join(args)}: {done.stderr.strip()}")
     return done.stdout.strip()
+
+
+def count_commits(repository: Path, env: Mapping[str, str]) -> int:
+    """Return the number of the branch's commits."""
+    return int(git(("rev-list", "--count", "main"), repository, env))
+
+
+def wait_until(is_so: Callable[[], bool], pause: float = 0.01) -> float:
+    """Return the time at which the condition holds."""
+    deadline = time.monotonic() + _LONGEST_S
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not within {_LONGEST_S:.0f} s")
+        time.sleep(pause)
+    return time.perf_counter()
 
 
 def worker(*args: str) -> list[str]:

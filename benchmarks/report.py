@@ -78,19 +78,12 @@ class Section:
         series = [Series(**each) for each in data["series"]]
         return cls(data["title"], data["what"], checks, series, data["machine"])
 
-    def plain(self) -> str:
-        """Return the text for the terminal."""
-        tables = [lines for rows in self._tables() for lines in (*_align(rows), "")]
-        return "\n".join([self.title, "", *tables])
-
     def markdown(self) -> str:
-        """Return the text for the repository."""
-        tables = [lines for rows in self._tables() for lines in (*_format_table(rows), "")]
-        return "\n".join([f"## {self.title}", "", self.what, "", describe(self.machine), "", *tables])
-
-    def _tables(self) -> list[list[list[str]]]:
-        checks = [_CHECKED, *(check.row() for check in self.checks)]
-        return [checks, [_MEASURED, *(each.row() for each in self.series)]]
+        """Return the text for the terminal and the repository."""
+        checks = _format_table([_CHECKED, *(check.row() for check in self.checks)])
+        series = _format_table([_MEASURED, *(each.row() for each in self.series)])
+        about = [f"## {self.title}", "", self.what, "", describe(self.machine)]
+        return "\n".join([*about, "", *checks, "", *series, ""])
 
 
 def ratio(one: Sequence[float], other: Sequence[float]) -> float:
@@ -214,22 +207,8 @@ def number(value: float) -> str:
 
 
 def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
-
-
-def _align(rows: list[list[str]]) -> list[str]:
-    """Format a table for a terminal."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for first, *rest in rows:
-        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
-        lines.append("  ".join(["   ", first.ljust(widths[0]), *cells]).rstrip())
-    return lines
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return found[1] if found else platform.machine()
 
 
 def _format_table(rows: list[list[str]]) -> list[str]:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from benchmarks.drain import run_worker
-from benchmarks.held import cpu_time, memory_of, settle
+from benchmarks.held import idle_minute, memory_of
 from benchmarks.lab import FOLDER, daemon, say, timed
 from benchmarks.report import Check, Section, Series, ratio
 from briter_worker.settings import load_settings
@@ -35,13 +35,7 @@ def measure(lab: Lab) -> Section:
             taken["watch"].append(1000 * _start(site))
             taken["find"].append(1000 * timed(_FIND, site.worktree, site.env))
         with daemon(site.root, site.environment(), "--watch") as process:
-            settle(process.pid)
-            before = cpu_time(process.pid)
-            time.sleep(seconds)
-            minute, resident = (
-                60 / seconds * (cpu_time(process.pid) - before),
-                memory_of(process.pid, "VmRSS"),
-            )
+            minute, resident = idle_minute(process.pid, seconds), memory_of(process.pid, "VmRSS")
     added = [_signature(lab) for _ in range(times)]
     return Section(
         f"Watch: {posts:,} posts, and signatures",

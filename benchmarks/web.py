@@ -9,11 +9,11 @@ import statistics
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from benchmarks.held import memory_of, settle
-from benchmarks.lab import commit_job, post_path, say, worker
+from benchmarks.lab import commit_job, post_path, say, wait_until, worker
 from benchmarks.report import Check, Section, Series
 from briter_worker.sinks.store import SqliteStore
 
@@ -26,7 +26,6 @@ _WHAT = """\
 `serve` alone, {jobs:,} scheduled jobs and {jobs:,} receipts in the history. Each page is requested {times} \
 times over one connection, with the dashboard's token, until its last byte."""
 _POSTS = 100
-_READY_S = 120.0
 _SLOWEST_MS = 200
 _PAGES = (
     *("/", "/scheduled", "/scheduled?start={late}", "/failed", "/published", "/published?show=failed"),
@@ -95,17 +94,19 @@ class _Browser:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         self._headers = {"Authorization": f"Bearer {token}", "Accept": "text/html"}
 
-    def status(self, page: str) -> tuple[int, bytes]:
-        self._connection.request("GET", page, headers=self._headers)
-        answer = self._connection.getresponse()
-        return answer.status, answer.read()
-
     def get(self, page: str) -> bytes:
         """Return the page. Raises RuntimeError for every status but 200."""
-        status, body = self.status(page)
-        if status != http.client.OK:
-            raise RuntimeError(f"{page}: {status} {body[:300]!r}")
+        self._connection.request("GET", page, headers=self._headers)
+        answer = self._connection.getresponse()
+        body = answer.read()
+        if answer.status != http.client.OK:
+            raise RuntimeError(f"{page}: {answer.status} {body[:300]!r}")
         return body
+
+    def is_ready(self) -> bool:
+        with suppress(RuntimeError):
+            return bool(self.get("/readyz"))
+        return False
 
 
 @contextmanager
@@ -124,15 +125,9 @@ def _serving(site: Site) -> Iterator[tuple[subprocess.Popen[str], _Browser]]:
             if "http://" not in line:
                 raise RuntimeError(f"the dashboard did not start: {line.strip()}")
             threading.Thread(target=process.stdout.read, daemon=True).start()
-            token = (
-                (site.worktree / ".git" / "briter" / "dashboard.token").read_text(encoding="utf-8").strip()
-            )
-            browser = _Browser(int(line.split()[-1].rpartition(":")[2]), token)
-            deadline = time.monotonic() + _READY_S
-            while browser.status("/readyz")[0] != http.client.OK:
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"the dashboard was not ready within {_READY_S:.0f} s")
-                time.sleep(0.2)
+            token = (site.worktree / ".git" / "briter" / "dashboard.token").read_text(encoding="utf-8")
+            browser = _Browser(int(line.split()[-1].rpartition(":")[2]), token.strip())
+            wait_until(browser.is_ready, 0.2)
             yield process, browser
             process.terminate()
             process.wait(timeout=60)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
-from benchmarks import postgres
 from benchmarks.lab import post_path, remove
 from briter_worker.cluster import sites
 from briter_worker.job import format_time
@@ -20,15 +23,50 @@ from briter_worker.queues.postgres.payloads import PayloadSource, submit
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
     from benchmarks.lab import Lab
     from briter_worker.settings import Settings
 
+_DEBIAN = Path("/usr/lib/postgresql")
 POSTS = 50
 """Of a small site."""
-_LONGEST_S = 600.0
+
+
+@contextmanager
+def server(lab: Lab) -> Iterator[Path]:
+    """Yield the folder of its socket. It flushes as Postgres does by default (fsync, synchronous_commit)."""
+    programs = _find_programs()
+    is_root = os.geteuid() == 0
+    folder = Path(tempfile.mkdtemp(prefix="briter-bench-pg-"))
+    try:
+        if is_root:  # Postgres refuses to run as root
+            shutil.chown(folder, "postgres", "postgres")
+
+        def run(program: str, *arguments: str) -> None:
+            before = ["runuser", "-u", "postgres", "--"] if is_root else []
+            command = [*before, str(programs / program), "-D", str(folder / "data"), *arguments]
+            done = subprocess.run(command, env=lab.env, cwd="/", stdout=subprocess.DEVNULL, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{program} failed")
+
+        run("initdb", "-A", "trust", "-U", "bench", "-E", "UTF8", "--no-locale")
+        options = f"-c listen_addresses= -c unix_socket_directories={folder}"
+        run("pg_ctl", "start", "-w", "-l", str(folder / "log"), "-o", options)
+        try:
+            yield folder
+        finally:
+            run("pg_ctl", "stop", "-w", "-m", "fast")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _find_programs() -> Path:
+    for initdb in sorted(_DEBIAN.glob("*/bin/initdb"), reverse=True):
+        return initdb.parent
+    if path := shutil.which("initdb"):
+        return Path(path).parent
+    raise RuntimeError("there is no Postgres: apt-get install postgresql")
 
 
 @dataclass
@@ -70,20 +108,10 @@ class Ground:
             cluster = Cluster(self.lab, url, database)
             settings = cluster.settings()
             for name in names:
-                sites.add(
-                    database,
-                    sites.Site(name, str(remotes / f"{name}.git"), "main", "local-mdx"),
-                    settings,
-                )
+                site = sites.Site(name, str(remotes / f"{name}.git"), "main", "local-mdx")
+                sites.add(database, site, settings)
             yield cluster
         remove(cluster.home)
-
-
-@contextmanager
-def ground(lab: Lab) -> Iterator[Ground]:
-    """Yield a server. Raises RuntimeError if there is no Postgres."""
-    with postgres.server(lab) as folder:
-        yield Ground(lab, folder)
 
 
 @dataclass
@@ -148,13 +176,3 @@ def make_post(number: int) -> bytes:
     """Return a post of 1.5 KB that no save has brought before."""
     line = f"Paragraph of save {number}, {time.time_ns()}: the garden, the river and the mountain.\n"
     return f"# Save {number}\n\n{line * 17}".encode()
-
-
-def wait_until(is_so: Callable[[], bool], pause: float = 0.01) -> float:
-    """Return the time at which the condition holds."""
-    deadline = time.monotonic() + _LONGEST_S
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"not within {_LONGEST_S:.0f} s")
-        time.sleep(pause)
-    return time.perf_counter()

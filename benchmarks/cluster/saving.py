@@ -35,13 +35,8 @@ def measure(ground: Ground, count: int) -> dict[str, list[float]]:
             for number in range(count + _WARM_UP):
                 path, content = post_path(number), make_post(number)
                 began = time.perf_counter()
-                enqueue(
-                    f"post-{number:06}",
-                    files={path: content},
-                    site=_SITE,
-                    settings=settings,
-                    message="Publish",
-                )
+                slug, files = f"post-{number:06}", {path: content}
+                enqueue(slug, files=files, site=_SITE, settings=settings, message="Publish")
                 between = time.perf_counter()
                 publish.defer(site=_SITE, path=path, content=content.decode(), message="Publish")
                 ended = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.cluster import saving, takeover, throughput
-from benchmarks.cluster.ground import POSTS, ground
+from benchmarks.cluster.ground import POSTS, Ground, server
 from benchmarks.cluster.throughput import OURS, PUSH_EACH, PUSH_ONCE, WORKERS, Size, single
 from benchmarks.report import Check, Section, Series, ratio
 
@@ -27,7 +27,8 @@ branch, one worker."""
 def measure(lab: Lab) -> Section:
     """Measure all four."""
     size, times, saves, deaths = (Size(6, 5), 1, 50, 1) if lab.quick else (Size(100, 20), 3, 500, 3)
-    with ground(lab) as place:
+    with server(lab) as folder:
+        place = Ground(lab, folder)
         stored = saving.measure(place, saves)
         rates, idle = throughput.measure(place, size, times)
         waits = takeover.measure(place, deaths)

@@ -7,8 +7,8 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from benchmarks.cluster.ground import make_post, wait_until
-from benchmarks.lab import daemon, post_path, say
+from benchmarks.cluster.ground import make_post
+from benchmarks.lab import daemon, post_path, say, wait_until
 from benchmarks.latency import tip, wait_until_moved
 from briter_worker.cluster.submit import enqueue
 from briter_worker.wiring import open_database

@@ -13,9 +13,9 @@ import procrastinate
 import psycopg
 from psycopg.types.json import Jsonb
 
-from benchmarks.cluster.ground import make_post, wait_until
+from benchmarks.cluster.ground import make_post
 from benchmarks.cluster.job_worker import POSTS_TABLE, make_app
-from benchmarks.lab import daemon, git, post_path, remove, say
+from benchmarks.lab import count_commits, daemon, git, post_path, remove, say, wait_until
 from benchmarks.latency import tip, wait_until_moved
 from briter_worker.cluster.sites import wake
 
@@ -84,7 +84,7 @@ def measure(ground: Ground, size: Size, times: int) -> tuple[dict[str, list[floa
         for kind, each in workers.items():
             say(f"cluster, saves beside an idle worker: {kind}")
             waits[kind] = each.save_when_idle(remotes, 10 * times)
-            commits = sum(_count_commits(ground, remotes / f"{name}.git") for name in sites[kind])
+            commits = sum(count_commits(remotes / f"{name}.git", ground.lab.env) - 1 for name in sites[kind])
             if commits != size.sites * (expected[kind] + (kind == OURS)) + 10 * times + 1:
                 raise RuntimeError(f"not every post became one commit: {kind}, {commits}")
     return rates, waits
@@ -200,7 +200,3 @@ class _Peer:
                 taken.append(1000 * (wait_until_moved(remotes / f"{site}.git", before) - began))
                 time.sleep(_REST_S / 5)
         return taken[1:]
-
-
-def _count_commits(ground: Ground, remote: Path) -> int:
-    return int(git(("rev-list", "--count", "main"), remote, ground.lab.env)) - 1
