@@ -21,6 +21,7 @@ from briter_worker.web.live import Feed
 from briter_worker.web.responses import PROBLEM_TYPE, Json, ProblemError
 from briter_worker.web.security import Access, Visit, bearer_of, client_address
 from briter_worker.web.site import Site
+from briter_worker.web.snapshot import Snapshot
 
 _PROBLEM = {"type": "object", "required": ["type", "title", "status", "detail"]}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -117,6 +118,14 @@ def current_site(request: Request) -> Site:
 
 
 CurrentSite = Annotated[Site, Depends(current_site)]
+
+
+def current_snapshot(site: CurrentSite) -> Snapshot:
+    """Return the site's queue and status. Raises ProblemError."""
+    return site.snapshot()
+
+
+CurrentSnapshot = Annotated[Snapshot, Depends(current_snapshot)]
 JobId = Annotated[str, InPath(min_length=1, max_length=2000, description="A job's id, or a post's slug.")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
@@ -237,7 +246,12 @@ def resume(site: CurrentSite) -> Response:
     return Json({"resumed": site.steer("resume", lambda queue, _now: queue.resume())})
 
 
-@router.post("/pull", status_code=202)
+async def _check_pull(request: Request) -> None:
+    if request.state.visit.is_signed:
+        await request.app.state.access.check_pull(request)
+
+
+@router.post("/pull", status_code=202, dependencies=[Depends(_check_pull)])
 def pull(site: CurrentSite) -> Response:
     """Have the worker bring the remote's edits into the site, in a cluster report them, at its next poll.
 

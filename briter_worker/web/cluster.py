@@ -31,7 +31,7 @@ from briter_worker.sinks.log import LogSink
 from briter_worker.sinks.store import PostgresStore
 from briter_worker.web import api
 from briter_worker.web.live import Feed, News
-from briter_worker.web.pages import paging
+from briter_worker.web.pages import paged
 from briter_worker.web.responses import Json, ProblemError, page
 from briter_worker.web.site import Site
 from briter_worker.web.snapshot import CachedValue
@@ -251,11 +251,9 @@ def all_sites(
     start: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
     """Show every site: condition, waiting and failed posts."""
-    found = cluster.overview().chosen(q, show)
-    more: dict[str, Any] = {"q": q, "show": show, "choices": _SHOW, "now": time.time()}
-    more |= paging(len(found), start, PER_PAGE)
-    rows = found[start : start + PER_PAGE]
-    return page(request, cluster, "sites.html", rows=rows, totals=cluster.status_json(), **more)
+    more: dict[str, Any] = {"q": q, "show": show, "choices": _SHOW, "totals": cluster.status_json()}
+    more |= paged(cluster.overview().chosen(q, show), start, PER_PAGE)
+    return page(request, cluster.page_context(), "sites.html", now=time.time(), **more)
 
 
 @router.get("/sites/{site}", include_in_schema=False)

@@ -4,32 +4,29 @@ import mimetypes
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any
-from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
-from starlette.concurrency import run_in_threadpool
 
 from briter_worker.actions import open_published
 from briter_worker.git import undo
-from briter_worker.job import Job, State
-from briter_worker.ports import ListedJob
-from briter_worker.queues.selection import is_retryable
-from briter_worker.redaction import one_line, quote_fix
+from briter_worker.job import State
+from briter_worker.redaction import one_line
 from briter_worker.settings import settings_schema
 from briter_worker.sinks.history import History, Receipt
 from briter_worker.sinks.store import StoreError
-from briter_worker.status import PULL_COMMAND, job_to_json, waits_since
+from briter_worker.status import job_to_json
 from briter_worker.web import labels
-from briter_worker.web.api import OUTCOMES, CurrentSite
+from briter_worker.web.api import OUTCOMES, CurrentSite, CurrentSnapshot
 from briter_worker.web.responses import ProblemError, address, page
-from briter_worker.web.security import COOKIE, SESSION_S, SIGN_IN, Access, client_address
+from briter_worker.web.security import COOKIE, SESSION_S, SIGN_IN, Access, client_address, read_form
 from briter_worker.web.site import Site
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(read_form)])
 """Below `/`, in a cluster below `/sites/{site}`."""
-sign_in_router = APIRouter()
+sign_in_router = APIRouter(dependencies=[Depends(read_form)])
 """Below `/`."""
+Form = Annotated[dict[str, str], Depends(read_form)]
 PER_PAGE = 50
 _RECENT = 8
 _FIRST = 20
@@ -55,85 +52,42 @@ def _read(site: Site, ask: Callable[[History], list[Receipt]]) -> tuple[Linked, 
 
 
 @router.get("/")
-def now(request: Request, site: CurrentSite) -> Response:
+def now(request: Request, site: CurrentSite, _: CurrentSnapshot) -> Response:
     """Show the state of the site."""
-    snapshot = site.snapshot()
     receipts, trouble = _read(site, lambda history: history.receipts(limit=_RECENT))
-    return page(
-        request,
-        site,
-        "now.html",
-        headline=snapshot.status.headline(),
-        number={state.value: len(rows) for state, rows in snapshot.jobs.items()},
-        progress=site.progress()[:_FIRST],
-        oldest=snapshot.longest_waiting(),
-        waits_since=waits_since,
-        receipts=receipts,
-        trouble=trouble,
-        pull_command=PULL_COMMAND,
-    )
+    return page(request, site.page_context(), "now.html", receipts=receipts, trouble=trouble)
 
 
 @router.get("/scheduled")
-def scheduled(request: Request, site: CurrentSite, start: Offset = 0) -> Response:
+def scheduled(request: Request, site: CurrentSite, snapshot: CurrentSnapshot, start: Offset = 0) -> Response:
     """Show scheduled posts by day."""
-    rows = site.snapshot().jobs[State.SCHEDULED]
-    shown = rows[start : start + PER_PAGE]
-    days = [
-        (day, list(those))
-        for day, those in groupby(shown, key=lambda row: labels.local(row.job.scheduled_for or 0.0).date())
-    ]
-    return page(request, site, "scheduled.html", days=days, **paging(len(rows), start))
+    shown = paged(snapshot.jobs[State.SCHEDULED], start)
+    by_day = groupby(shown["rows"], key=lambda row: labels.local(row.job.scheduled_for or 0.0).date())
+    days = [(day, list(rows)) for day, rows in by_day]
+    return page(request, site.page_context(), "scheduled.html", days=days, **shown)
 
 
 @router.get("/waiting")
-def waiting(request: Request, site: CurrentSite, start: Offset = 0) -> Response:
+def waiting(request: Request, site: CurrentSite, snapshot: CurrentSnapshot, start: Offset = 0) -> Response:
     """Show posts that are due and wait, with the reason."""
-    jobs = site.snapshot().jobs
-    rows = [row for state in _WAITING for row in jobs[state]]
-    return page(
-        request,
-        site,
-        "waiting.html",
-        rows=rows[start : start + PER_PAGE],
-        failures=site.failures(rows[start : start + PER_PAGE]),
-        progress={each["jobId"]: each for each in site.progress()},
-        stopped=_stopped(site, jobs[State.RETRYING]),
-        **paging(len(rows), start),
-    )
-
-
-def _stopped(site: Site, rows: Sequence[ListedJob]) -> tuple[int, Job] | None:
-    """Return how many of the jobs the site condition holds up, and which is tried next."""
-    failure = site.snapshot().status.failure
-    found = [row.job for row in rows if failure is not None and row.job.failure == failure]
-    return (len(found), min(found, key=lambda job: job.next_attempt_at or 0.0)) if found else None
+    rows = [row for state in _WAITING for row in snapshot.jobs[state]]
+    return page(request, site.page_context(), "waiting.html", **paged(rows, start))
 
 
 @router.get("/failed")
-def failed(request: Request, site: CurrentSite, start: Offset = 0) -> Response:
+def failed(request: Request, site: CurrentSite, snapshot: CurrentSnapshot, start: Offset = 0) -> Response:
     """Show dead letters."""
-    rows = site.snapshot().jobs[State.FAILED]
-    shown = rows[start : start + PER_PAGE]
-    return page(
-        request,
-        site,
-        "failed.html",
-        rows=shown,
-        failures=site.failures(shown),
-        stopped=_stopped(site, rows),
-        can_help=len(rows) > len(shown) or any(is_retryable(row.job) for row in shown),
-        **paging(len(rows), start),
-    )
+    return page(request, site.page_context(), "failed.html", **paged(snapshot.jobs[State.FAILED], start))
 
 
-def paging(total: int, start: int, per_page: int = PER_PAGE) -> dict[str, Any]:
-    """Return what a template needs to link to the pages before and after."""
+def paged(rows: Sequence[Any], start: int, per_page: int = PER_PAGE) -> dict[str, Any]:
+    """Return a part of the rows, and what a template needs to link to those before and after."""
     return {
-        "total": total,
+        "rows": rows[start : start + per_page],
+        "total": len(rows),
         "start": start,
         "earlier": max(0, start - per_page) if start else None,
-        "later": start + per_page if start + per_page < total else None,
+        "later": start + per_page if start + per_page < len(rows) else None,
     }
 
 
@@ -146,7 +100,13 @@ def published(
 ) -> Response:
     """Show receipts, newest first."""
     outcomes = {**OUTCOMES, "published": ("published", "nochange")}.get(show, ())
-    return page(request, site, "published.html", show=show, **_receipts(site, before, outcomes=outcomes))
+    return page(
+        request,
+        site.page_context(),
+        "published.html",
+        show=show,
+        **_receipts(site, before, outcomes=outcomes),
+    )
 
 
 def _receipts(site: Site, before: int | None, **which: Any) -> dict[str, Any]:  # noqa: ANN401 - of History.receipts
@@ -159,29 +119,27 @@ def _receipts(site: Site, before: int | None, **which: Any) -> dict[str, Any]:  
 def search(
     request: Request,
     site: CurrentSite,
+    snapshot: CurrentSnapshot,
     q: Annotated[str, Query(max_length=200)] = "",
     before: Before = None,
 ) -> Response:
     """Show jobs and receipts with all these words."""
-    rows = site.snapshot().search(q) if q.strip() and before is None else []
-    more = _receipts(site, before, search=q) if q.strip() else _receipts(site, 1)
-    shown = rows[:PER_PAGE]
-    return page(
-        request, site, "search.html", q=q, rows=shown, number=len(rows), failures=site.failures(shown), **more
-    )
+    found = paged(snapshot.search(q) if q.strip() and before is None else [], 0)
+    found |= _receipts(site, before, search=q) if q.strip() else _receipts(site, 1)
+    return page(request, site.page_context(), "search.html", q=q, **found)
 
 
 @router.get("/post")
 def post(
     request: Request,
     site: CurrentSite,
+    snapshot: CurrentSnapshot,
     id: Text = "",  # noqa: A002 - in the address
     slug: Text = "",
     commit: Commit = "",
 ) -> Response:
     """Show one post, from the save to the remote, and what a commit of it changed."""
     wanted = id or slug
-    snapshot = site.snapshot()
     rows = snapshot.find(id, slug)
 
     def ask(history: History) -> list[Receipt]:
@@ -191,30 +149,31 @@ def post(
         return sorted({each.id: each for each in [*found, *others]}.values(), key=lambda each: -each.id)
 
     receipts, trouble = _read(site, ask)
-    if not rows and not receipts and not trouble:
-        raise ProblemError(404, f"neither the queue nor the history has the post {wanted!r}")
     name, message = wanted, ""
     if rows:
         name, message = rows[0].job.slug, rows[0].job.commit_message
     elif receipts:
         name, message = receipts[0][0].slug, receipts[0][0].title
+    elif not trouble:
+        raise ProblemError(404, f"neither the queue nor the history has the post {wanted!r}")
     differences: Sequence[undo.FileDifference] = ()
     if commit:
         with open_published(site.settings) as repository:
             differences = undo.differences(repository, commit)
     return page(
         request,
-        site,
+        site.page_context(),
         "post.html",
         name=one_line(name),
         title=labels.title_of(name, message),
         plain=address(request.url.path, id=id, slug=slug),
         commit=commit,
         differences=differences,
-        jobs=[(row, _key_texts(job_to_json(row))) for row in rows[:_FIRST]],
-        progress={each["jobId"]: each for each in site.progress()},
+        jobs=[(row, job_to_json(row)) for row in rows[:_FIRST]],
         receipts=receipts,
-        published=next((each for each in receipts if _is_on_remote(each[0])), None),
+        published=next(
+            (each for each in receipts if each[0].outcome == "published" and not each[0].dry_run), None
+        ),
         trouble=trouble,
     )
 
@@ -227,21 +186,6 @@ def picture(site: CurrentSite, commit: Commit, file: Text, *, before: bool = Fal
     with open_published(site.settings) as repository:
         content = undo.file_of(repository, commit, file, before=before)
     return Response(content, media_type=mimetypes.guess_type(file)[0] or "image/webp")
-
-
-def _is_on_remote(receipt: Receipt) -> bool:
-    return receipt.outcome == "published" and not receipt.dry_run
-
-
-def _key_texts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    shown = []
-    for key, value in document.items():
-        if value is not None:
-            parts: Sequence[object] = value if isinstance(value, list) else [value]
-            shown.append(
-                (one_line(key), ", ".join(quote_fix(one_line(str(part))) for part in parts[:_FIRST]))
-            )
-    return shown
 
 
 @router.get("/site")
@@ -257,16 +201,7 @@ def site_page(request: Request, site: CurrentSite) -> Response:
         else:
             text = str(value).lower() if isinstance(value, bool) else str(value)
         rows.append((schema["title"], key, one_line(text), schema["description"].replace("`", "")))
-    checks = site.checks
-    findings = checks.result() if checks is not None and checks.done() else ()
-    more: dict[str, Any] = {"checks": checks, "findings": findings, "checked_at": site.checked_at}
-    return page(request, site, "site.html", rows=rows, **more)
-
-
-async def _form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a page's form."""
-    fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
-    return {name: values[0] for name, values in fields.items()}
+    return page(request, site.page_context(), "site.html", rows=rows)
 
 
 def _local_path(target: str) -> str:
@@ -276,10 +211,9 @@ def _local_path(target: str) -> str:
 
 
 @router.post("/actions/{action}")
-async def act(request: Request, site: CurrentSite, action: str) -> Response:
+def act(site: CurrentSite, action: str, form: Form) -> Response:
     """Perform the action of a form, and show the page again."""
-    form = await _form_of(request)
-    notice = await run_in_threadpool(_act, site, action, form)
+    notice = _act(site, action, form)
     target = _local_path(form.get("back", "/"))
     joint = "&" if "?" in target else "?"
     return RedirectResponse(f"{target}{joint}told={notice}", status_code=303)
@@ -337,16 +271,15 @@ def sign_in_page(
 
 
 @sign_in_router.post(SIGN_IN)
-async def sign_in(request: Request) -> Response:
+def sign_in(request: Request, form: Form) -> Response:
     """Open a session."""
-    form = await _form_of(request)
     access: Access = request.app.state.access
     target = form.get("next", "/")
     try:
         access.check_token(form.get("token", "").strip(), client_address(request.scope))
     except ProblemError as refused:
-        answer = _sign_in_form(request, refused.status, target, f"{labels.sentence(refused.detail)}.")
-        answer.headers.update(refused.headers)
+        answer = _sign_in_form(request, refused.status_code, target, f"{labels.sentence(refused.detail)}.")
+        answer.headers.update(refused.headers or {})
         return answer
     return _signed_in(request, target)
 
@@ -361,9 +294,9 @@ def sign_out(request: Request) -> Response:
 
 
 def _sign_in_form(request: Request, status: int, target: str, wrong: str) -> Response:
-    shell = request.app.state.shell
+    context = request.app.state.shell.page_context()
     more = {"target": _local_path(target), "wrong": wrong}
-    return page(request, shell, "sign-in.html", status=status, **more)
+    return page(request, context, "sign-in.html", status=status, **more)
 
 
 def _signed_in(request: Request, target: str) -> Response:

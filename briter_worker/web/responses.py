@@ -14,23 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from fastapi import HTTPException
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
 from briter_worker.job import ago, format_time, span
 from briter_worker.queues.selection import is_retryable
-from briter_worker.redaction import one_line
-from briter_worker.status import count
+from briter_worker.redaction import one_line, quote_fix
+from briter_worker.status import PULL_COMMAND, count, waits_since
 from briter_worker.web import labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from starlette.requests import Request
-
-    from briter_worker.web.cluster import Cluster
-    from briter_worker.web.site import Site
 
 PROBLEM_TYPE = "application/problem+json"
 STATIC = Path(__file__).parent / "static"
@@ -52,23 +50,30 @@ _FUNCTIONS = (
 )
 
 
-class ProblemError(Exception):
+class ProblemError(HTTPException):
     """Refuse a request with this HTTP status, message and fix."""
 
     def __init__(
-        self, status: int, detail: str, fix: str = "", *, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        detail: str,
+        fix: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        **more: object,
     ) -> None:
-        self.status = status
-        self.detail = one_line(detail)
         self.fix = fix
-        self.headers = dict(headers or {})
-        super().__init__(self.detail)
+        self.more = more
+        super().__init__(status, one_line(detail), headers)
 
-    def response(self, **more: object) -> Response:
+    def __str__(self) -> str:
+        return str(self.detail)
+
+    def response(self) -> Response:
         """Return the problem document; `fix` is present only if there is one."""
-        body: dict[str, Any] = {"type": "about:blank", "title": HTTPStatus(self.status).phrase}
-        body |= {"status": self.status, "detail": self.detail, **({"fix": self.fix} if self.fix else {})}
-        return Response(json.dumps(body | more), self.status, self.headers, PROBLEM_TYPE)
+        body: dict[str, Any] = {"type": "about:blank", "title": HTTPStatus(self.status_code).phrase}
+        body |= {"status": self.status_code, "detail": self.detail, **({"fix": self.fix} if self.fix else {})}
+        return Response(json.dumps(body | self.more), self.status_code, self.headers, PROBLEM_TYPE)
 
 
 class Json(Response):
@@ -121,6 +126,7 @@ def _environment() -> Environment:
     )
     filters: dict[str, Callable[..., object]] = {
         "people": lambda value: one_line(str(value)),
+        "quoted": lambda value: quote_fix(one_line(str(value))),
         "when": _when,
         "exact": format_time,
         "ago": lambda seconds: _when(seconds, relative=True),
@@ -129,40 +135,32 @@ def _environment() -> Environment:
         "ident": _element_id,
     }
     environment.filters |= filters
+    environment.tests["retryable"] = is_retryable
     environment.globals |= {name: getattr(labels, name) for name in _FUNCTIONS} | {
         "address": address,
         "asset": _asset,
         "count": count,
         "is_retryable": is_retryable,
         "states": labels.STATES,
+        "waits_since": waits_since,
+        "pull_command": PULL_COMMAND,
     }
     return environment
 
 
 def page(
     request: Request,
-    shell: Site | Cluster,
+    context: dict[str, Any],
     template: str,
     *,
     status: int = 200,
     **more: Any,  # noqa: ANN401 - any value of a template
 ) -> HTMLResponse:
-    """Return a page, with all that every page shows."""
-    context = shell.page_context()
+    """Return a page. The context is what every page shows: `page_context` of a site, or of the cluster."""
     notice = NOTICES.get(request.query_params.get("told", ""), "")
     if context["obstacle"] is not None:
         notice = notice.replace(" now.", " when posts are published again.")
-    here = address(request.url.path, **{k: v for k, v in request.query_params.items() if k != "told"})
-    more = {"visit": request.state.visit, "notice": notice, "here": here, **more}
-    return _render(template, status, context | more)
-
-
-def error_page(shell: Site | Cluster, status: int, text: str, fix: str = "") -> HTMLResponse:
-    """Return the page that shows an error."""
-    more = {"visit": None, "notice": "", "here": "", "status": status, "text": text, "fix": fix}
-    return _render("error.html", status, shell.page_context() | more)
-
-
-def _render(template: str, status: int, context: dict[str, Any]) -> HTMLResponse:
-    text = _environment().get_template(template).render(context | {"zone": labels.zone()})
-    return HTMLResponse(text, status)
+    shown = {key: value for key, value in request.query_params.items() if key != "told"}
+    common = {"visit": getattr(request.state, "visit", None), "zone": labels.zone(), "notice": notice}
+    common["here"] = address(request.url.path, **shown)
+    return HTMLResponse(_environment().get_template(template).render(context | common | more), status)

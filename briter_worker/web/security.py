@@ -1,10 +1,9 @@
 """Who may enter: the token, one-time links and sessions, and the guard around the application.
 
 Every path but the health checks, the sign-in page and static files needs a session or the token. A token of a
-cluster's API opens some sites' paths below `/api/sites/` only. A change by
-session is a form of our own pages, with the session's CSRF token; a program that sends the token as Bearer
-needs neither, because no browser sends that header by itself. Sessions and links are kept in memory,
-so that a restart signs everybody out.
+cluster's API opens some sites' paths below `/api/sites/` only. A change by session is a form of our pages,
+with the session's CSRF token. A change by the API needs the token as Bearer: no browser sends it by itself.
+Sessions and links are kept in memory, so that a restart signs everybody out.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import secrets
 import threading
 import time
 from collections import defaultdict
-from contextlib import AsyncExitStack, suppress
+from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from briter_worker import wiring
@@ -36,7 +35,6 @@ from briter_worker.web.responses import ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -58,18 +56,17 @@ MAX_UPLOAD_BYTES = 48 << 20
 """For a job that is submitted with its files in base64."""
 MAX_UPLOADS = 4
 """Of one token at the same time, as each takes memory; others wait for their turn."""
-_PULL = re.compile(r"/api/(?:sites/[^/]+/)?pull")
 MAX_HOOK_BYTES = 25 << 20
 """GitHub sends no more. The body of a git host's call is only hashed, not kept."""
 _MAX_ADDRESSES = 10_000
 _MIN_LENGTH = 16
+_PULL = re.compile(r"/api/(?:sites/[^/]+/)?pull")
 _UPLOAD = re.compile(r"/api/sites/[^/]+/jobs")
 _SITE = re.compile(r"/api/sites/([^/]+)/(?!doctor$).+|/sites/([^/]+)/events")
 """What API tokens open. The checks tell of the nodes, which are the operator's."""
 _PUBLIC = ("/healthz", "/readyz", SIGN_IN)
 _FOR_PROGRAMS = ("/api/", "/events", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
-_FORM = "application/x-www-form-urlencoded"
 ACTOR = ContextVar("ACTOR", default="dashboard")
 """Who sends the request, for the history: a session, the dashboard's token, or an API token by its name."""
 _GITHUB, _GITLAB, _GITEA = "x-hub-signature-256", "x-gitlab-token", "x-gitea-signature"
@@ -128,22 +125,21 @@ class Access:
         self._check(api_token is not None or _is_same(given, self._token), address)
         return api_token
 
-    def sign_pull(self, scope: Scope) -> hmac.HMAC | None:
-        """Return what hashes the body of a git host's call; None if this is none, or there is no secret."""
+    def is_signed_pull(self, scope: Scope) -> bool:
+        """Return True for the call of a git host's webhook, which `check_pull` has to check."""
         is_signed = not {_GITHUB, _GITLAB, _GITEA}.isdisjoint(Headers(scope=scope).keys())
-        if not (
-            is_signed and self._pull_secret and scope["method"] == "POST" and _PULL.fullmatch(scope["path"])
-        ):
-            return None
-        return hmac.new(self._pull_secret.encode(), None, "sha256")
+        is_pull = scope["method"] == "POST" and _PULL.fullmatch(scope["path"])
+        return bool(is_pull and is_signed and self._pull_secret)
 
-    def check_pull(self, headers: Headers, signature: hmac.HMAC, address: str) -> None:
-        """Raise ProblemError unless the git host knows the secret. GitLab sends it, the others sign."""
-        if _GITLAB in headers:
-            self._check(_is_same(headers[_GITLAB], self._pull_secret), address)
-        else:
-            given = headers.get(_GITHUB, "").removeprefix("sha256=") or headers.get(_GITEA, "")
-            self._check(_is_same(given, signature.hexdigest()), address)
+    async def check_pull(self, request: Request) -> None:
+        """Raise ProblemError unless the git host knows the secret: GitLab sends it, the others sign."""
+        headers, signature = request.headers, hmac.new(self._pull_secret.encode(), None, "sha256")
+        async for part in request.stream():
+            signature.update(part)
+        given, expected = headers.get(_GITLAB), self._pull_secret
+        if given is None:
+            given, expected = headers.get(_GITHUB) or headers.get(_GITEA, ""), signature.hexdigest()
+        self._check(_is_same(given.removeprefix("sha256="), expected), client_address(request.scope))
 
     def _check(self, is_right: bool, address: str) -> None:  # noqa: FBT001 - the one question
         with self._guard:
@@ -214,8 +210,8 @@ def read_token(settings: Settings) -> str:
     except PublishError:
         return secrets.token_urlsafe(32)  # there is no repository: until the next start
     try:
-        if not path.exists():
-            _create(path)
+        with suppress(FileExistsError), open(path, "x", opener=_open_private) as file:
+            file.write(f"{secrets.token_urlsafe(32)}\n")
         token = path.read_text().strip()
     except OSError as error:
         message = f"the dashboard's token cannot be kept in {path}: {os_error_text(error, with_path=False)}"
@@ -225,13 +221,8 @@ def read_token(settings: Settings) -> str:
     return token
 
 
-def _create(path: Path) -> None:
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(f"{secrets.token_urlsafe(32)}\n")
-    with suppress(FileExistsError):  # another dashboard has just created it
-        os.link(temporary, path)
-    temporary.unlink()
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,109 +233,92 @@ class Visit:
     csrf: str
     token: ApiToken | None = None
     """The API token that the request came with."""
+    is_signed: bool = False
+    """It is the call of a git host, whose signature is not checked yet."""
 
 
 class Guard:
-    """ASGI middleware that refuses what must not reach the application."""
+    """ASGI middleware that refuses what must not reach the application, by the headers alone."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        access: Access,
-        *,
-        refuse: Callable[[Scope, ProblemError], Response],
-        complain: Callable[[str], None],
+        self, app: ASGIApp, access: Access, refuse: Callable[[Request, ProblemError], Response]
     ) -> None:
         self._app = app
         self._access = access
-        self._uploads = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_UPLOADS))
         self._refuse = refuse
-        self._complain = complain
+        self._uploads = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_UPLOADS))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, or pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = False
 
         async def protected(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
-                _add_headers(message, scope["path"])
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                if not scope["path"].startswith("/static/"):
+                    headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
+        scope.setdefault("state", {})
         try:
-            async with AsyncExitStack() as turns:
-                answer, receive = await self._admit(scope, receive, turns)
-                await (answer or self._app)(scope, receive, protected)
-        except ClientDisconnect:
-            pass
+            answer = await self._admit(scope)
         except ProblemError as refused:
-            await self._refuse(scope, refused)(scope, receive, protected)
-        except Exception as error:
-            self._complain(f"{scope['method']} {scope['path']}: {type(error).__name__}: {error}")
-            if started:
-                raise  # the server then closes the connection
-            failed = ProblemError(500, "The dashboard failed to answer; its log has the error")
-            await self._refuse(scope, failed)(scope, receive, protected)
+            answer = self._refuse(Request(scope), refused)
+        is_upload = answer is None and _UPLOAD.fullmatch(scope["path"])
+        async with self._uploads[ACTOR.get()] if is_upload else nullcontext():
+            await (answer or self._app)(scope, _limit(scope, receive), protected)
 
-    async def _admit(
-        self, scope: Scope, receive: Receive, turns: AsyncExitStack
-    ) -> tuple[Response | None, Receive]:
-        """Return the refusal, if any, and what gives the body, which is read. Raises ProblemError."""
-        if signature := self._access.sign_pull(scope):
-            await _read_body(scope, receive, signature)
-            self._access.check_pull(Headers(scope=scope), signature, client_address(scope))
-            return None, _replay(b"", receive)
-        answer = await self._refuse_visitor(scope)
-        if answer is not None or scope["method"] in _READING:
-            return answer, receive
-        if _UPLOAD.fullmatch(scope["path"]):
-            await turns.enter_async_context(self._uploads[ACTOR.get()])
-        body = await _read_body(scope, receive)  # not before: only an admitted visitor fills memory
-        self._check_change(scope, body)
-        return None, _replay(body, receive)
-
-    async def _refuse_visitor(self, scope: Scope) -> Response | None:
-        """Return the refusal of a visitor who may not enter, decided by the headers alone."""
-        headers = Headers(scope=scope)
+    async def _admit(self, scope: Scope) -> Response | None:
+        """Return the sign-in page's address for a visitor who has to sign in. Raises ProblemError."""
+        headers, path = Headers(scope=scope), scope["path"]
         cookie = Request(scope).cookies.get(COOKIE)
         if not self._access.has_session(cookie):
             cookie = None
-        scope.setdefault("state", {})["visit"] = Visit(cookie, self._access.csrf_token(cookie))
+        visit = Visit(cookie, self._access.csrf_token(cookie))
         bearer = bearer_of(headers)
         ACTOR.set("dashboard" if bearer is None else "token")
         if bearer is not None:
-            check = asyncio.to_thread(self._access.check_bearer, bearer, client_address(scope))
-            if (token := await check) is not None:
+            token = await asyncio.to_thread(self._access.check_bearer, bearer, client_address(scope))
+            if token is not None:
                 ACTOR.set(f"token {token.name}")
                 _check_rights(token, scope)
-                scope["state"]["visit"] = Visit(None, "", token)
-        elif cookie is None and not _is_public(scope["path"]):
+                visit = Visit(None, "", token)
+        elif self._access.is_signed_pull(scope):
+            visit = Visit(None, "", is_signed=True)
+        elif cookie is None and not _is_public(path):
             return _ask_to_sign_in(scope, headers)
-        elif scope["path"].startswith("/api/") and _is_foreign(headers):
-            raise ProblemError(403, "This was requested by a page of another site")
+        else:
+            _check_page(scope, headers)
+        scope["state"]["visit"] = visit
         return None
 
-    def _check_change(self, scope: Scope, body: bytes) -> None:
-        """Raise ProblemError for a change that a page of another site may have sent."""
-        headers = Headers(scope=scope)
-        if bearer_of(headers) is not None:
-            return
-        if _is_foreign(headers):
-            fix = "if it was the dashboard's own page: have the reverse proxy pass the header Host"
-            raise ProblemError(403, "This change was requested by a page of another site", fix)
-        if not headers.get("content-type", "").startswith(_FORM):
-            raise ProblemError(403, "this needs the token", "send it as Authorization: Bearer")
-        given = parse_qs(body.decode("utf-8", "replace")).get(CSRF_FIELD, [""])[0]
-        if not _is_same(given, scope["state"]["visit"].csrf):
-            text = (
-                "This page was opened before the dashboard was restarted, or before you signed in. "
-                "Go back, load it again, and try again"
-            )
-            raise ProblemError(403, text)
+
+def _check_page(scope: Scope, headers: Headers) -> None:
+    """Raise ProblemError for what a page of another site sent, and for a change by a script."""
+    is_change, is_api = scope["method"] not in _READING, scope["path"].startswith("/api/")
+    if (is_change or is_api) and _is_foreign(headers):
+        fix = "if it was the dashboard's own page: have the reverse proxy pass the header Host"
+        raise ProblemError(403, "This was requested by a page of another site", fix)
+    if is_change and is_api:
+        raise ProblemError(403, "this needs the token", "send it as Authorization: Bearer")
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a page's form. Raises ProblemError unless it was made for this session."""
+    if request.method in _READING:
+        return {}
+    fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
+    form = {name: values[0] for name, values in fields.items()}
+    if not _is_same(form.get(CSRF_FIELD, ""), request.state.visit.csrf):
+        text = (
+            "This page was opened before the dashboard was restarted, or before you signed in. "
+            "Go back, load it again, and try again"
+        )
+        raise ProblemError(403, text)
+    return form
 
 
 def _check_rights(token: ApiToken, scope: Scope) -> None:
@@ -401,50 +375,32 @@ def _ask_to_sign_in(scope: Scope, headers: Headers) -> Response:
     return RedirectResponse(target, status_code=303)
 
 
-def _add_headers(message: Message, path: str) -> None:
-    headers = MutableHeaders(scope=message)
-    for name, value in _HEADERS.items():
-        headers[name] = value
-    if not path.startswith("/static/"):
-        headers.setdefault("Cache-Control", "no-store")
-    del headers["server"]
-
-
 def bearer_of(headers: Headers) -> str | None:
     """Return the token that a program sends."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given.strip() if scheme.casefold() == "bearer" else None
 
 
-async def _read_body(scope: Scope, receive: Receive, signature: hmac.HMAC | None = None) -> bytes:
-    """Return the whole body; with a signature, hash it instead. Raises ProblemError: too long or too slow.
-
-    Raises ClientDisconnect when its end did not come: half of a form can be another change.
-    """
+def _limit(scope: Scope, receive: Receive) -> Receive:
+    """Return a `receive` that raises ProblemError for a body that is too long, or not there in time."""
     limit = MAX_UPLOAD_BYTES if _UPLOAD.fullmatch(scope["path"]) else MAX_BYTES
     limit = MAX_PUBLIC_BYTES if _is_public(scope["path"]) else limit
-    limit = MAX_HOOK_BYTES if signature else limit
-    body, size = bytearray(), 0
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for part in Request(scope, receive).stream():
-                size += len(part)
-                if signature:
-                    signature.update(part)
-                else:
-                    body += part
-                if size > limit:
-                    raise ProblemError(413, f"the request has more than {limit} bytes")
-    except TimeoutError:
-        raise ProblemError(408, f"the request was not complete after {BODY_S:.0f} s") from None
-    return bytes(body)
+    visit = scope["state"].get("visit")
+    limit = MAX_HOOK_BYTES if visit is not None and visit.is_signed else limit
+    deadline, size, is_complete = asyncio.get_running_loop().time() + BODY_S, 0, False
 
+    async def receive_part() -> Message:
+        nonlocal size, is_complete
+        try:
+            async with asyncio.timeout_at(None if is_complete else deadline):
+                message = await receive()
+        except TimeoutError:
+            text = f"the request was not complete after {BODY_S:.0f} s"
+            raise ProblemError(408, text) from None
+        size += len(message.get("body", b""))
+        if size > limit:
+            raise ProblemError(413, f"the request has more than {limit} bytes")
+        is_complete = not message.get("more_body", False)
+        return message
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body that was read, then whatever follows."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return replay
+    return receive_part

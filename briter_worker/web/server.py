@@ -18,12 +18,10 @@ import anyio.to_thread
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Path
 from fastapi.exceptions import RequestValidationError
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from briter_worker.errors import (
@@ -39,7 +37,7 @@ from briter_worker.sinks.log import LogSink
 from briter_worker.sinks.store import StoreError
 from briter_worker.status import health_problems
 from briter_worker.web import api, pages
-from briter_worker.web.responses import STATIC, Json, ProblemError, error_page
+from briter_worker.web.responses import STATIC, Json, ProblemError, page
 from briter_worker.web.security import SIGN_IN, Access, Guard, client_address, read_token, wants_page
 from briter_worker.web.site import Site
 
@@ -52,8 +50,6 @@ THREADS = 8
 """Requests that may read the disk or the database at once."""
 HEADERS_S = 10.0
 """Time from the opening of a connection to the end of a request's headers."""
-READ_S = 30.0
-"""Time in which a visitor has to read what is in the buffer of its connection."""
 MAX_CONNECTIONS_PER_ADDRESS = 200
 """Of a visitor; a trusted proxy has as many as it needs."""
 _KEEP_ALIVE_S = 30
@@ -61,6 +57,16 @@ _SHUTDOWN_S = 1
 _SWITCH_S = 0.0005
 """Time that a request waits for a thread that computes; Python's 5 ms, several times, is a slow page."""
 _BACKLOG = 1024
+_STATUS: dict[type[Exception], int] = {
+    UnknownJobError: 404,
+    DeclinedError: 409,
+    UsageError: 409,
+    PublishError: 409,
+    FixableError: 503,
+    OSError: 503,
+}
+"""By the first class of an error that fits."""
+_UNEXPECTED = 500
 
 router = APIRouter(responses=api.PROBLEMS)
 """What every dashboard has at `/`."""
@@ -120,7 +126,16 @@ def create_application(
     settings: Settings, access: Access, *, log: LogSink, complain: Callable[[str], None]
 ) -> Guard:
     """Return the ASGI application, with the guard around it."""
-    app = _new_app()
+    app = FastAPI(
+        title="Briter Worker",
+        version="1",
+        description="Publish posts, follow and control them. Errors are problem documents (RFC 9457). "
+        "Programs send the dashboard's token as `Authorization: Bearer`.",
+        docs_url=None,  # loads scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=_lifespan,
+    )
     if settings.database_url:
         shell: Site | Cluster = _add_cluster(app, settings, access, log, complain)
     else:
@@ -131,7 +146,19 @@ def create_application(
     app.state.shell = shell
     app.state.access = access
     app.state.metrics = _open_metrics(shell)
-    return Guard(app, access, refuse=partial(_refuse, shell), complain=complain)
+    refuse = partial(_refuse, shell, complain)
+    for kind in (HTTPException, RequestValidationError, FixableError, OSError, Exception):
+        app.add_exception_handler(kind, refuse)
+    app.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=400))
+    return Guard(app, access, refuse)
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
+    # The first look at a large queue takes seconds: begin before the first request.
+    threading.Thread(target=app.state.shell.page_context, daemon=True).start()
+    yield
 
 
 def _add_site(app: FastAPI, settings: Settings, log: LogSink, complain: Callable[[str], None]) -> Site:
@@ -166,69 +193,49 @@ def _add_cluster(
     return cluster
 
 
-def _new_app() -> FastAPI:
-    """Return an application without routes, which answers errors with a page or a problem document."""
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
-        # The first look at a large queue takes seconds: begin before the first request.
-        threading.Thread(target=app.state.shell.page_context, daemon=True).start()
-        yield
-
-    app = FastAPI(
-        title="Briter Worker",
-        version="1",
-        description="Publish posts, follow and control them. Errors are problem documents (RFC 9457). "
-        "Programs send the dashboard's token as `Authorization: Bearer`.",
-        docs_url=None,  # loads scripts from elsewhere
-        redoc_url=None,
-        redirect_slashes=False,
-        lifespan=lifespan,
-    )
-    for kind in (ProblemError, HTTPException, RequestValidationError, FixableError, OSError):
-        app.add_exception_handler(kind, _on_error)
-    return app
+def _refuse(
+    shell: "Site | Cluster", complain: Callable[[str], None], request: Request, error: Exception
+) -> Response:
+    """Return a page for a browser, a problem document for a program."""
+    problem = _problem_of(error)
+    if problem.status_code == _UNEXPECTED:
+        complain(f"{request.method} {request.url.path}: {type(error).__name__}: {error}")
+    if not wants_page(request.url.path, request.headers):
+        return problem.response()
+    context = getattr(request.state, "site", shell).page_context() | {
+        "text": problem.detail,
+        "fix": problem.fix,
+    }
+    # Without the visitor, the page shows nothing of the site: this may be a stranger.
+    status, hidden = problem.status_code, {"visit": None, "notice": "", "here": ""}
+    answer = page(request, context | {"code": status}, "error.html", status=status, **hidden)
+    answer.headers.update(problem.headers or {})
+    return answer
 
 
-def _on_error(request: Request, error: Exception) -> Response:
-    more = {}
+def _problem_of(error: Exception) -> ProblemError:
     match error:
         case ProblemError():
-            problem = error
+            return error
         case HTTPException():
             text = "this page does not exist" if error.status_code == 404 else str(error.detail)  # noqa: PLR2004
-            problem = ProblemError(error.status_code, text, headers=error.headers)
+            return ProblemError(error.status_code, text, headers=error.headers)
         case RequestValidationError():
             wrong = [
                 {"where": ".".join(map(str, each["loc"])), "what": each["msg"]} for each in error.errors()
             ]
-            more = {"errors": wrong}
-            problem = ProblemError(422, "; ".join(f"{each['where']}: {each['what']}" for each in wrong))
-        case UnknownJobError():
-            problem = ProblemError(404, *describe(error))
-        case DeclinedError() | UsageError() | PublishError():
-            problem = ProblemError(409, *describe(error))
-        case _:
-            problem = ProblemError(503, *describe(error))
-    shell = getattr(request.state, "site", None) or request.app.state.shell
-    return _refuse(shell, request.scope, problem, **more)
-
-
-def _refuse(shell: "Site | Cluster", scope: Scope, problem: ProblemError, **more: object) -> Response:
-    """Return a page for a browser, a problem document for a program."""
-    if not wants_page(scope["path"], Headers(scope=scope)):
-        return problem.response(**more)
-    answer = error_page(shell, problem.status, problem.detail, problem.fix)
-    answer.headers.update(problem.headers)
-    return answer
+            text = "; ".join(f"{each['where']}: {each['what']}" for each in wrong)
+            return ProblemError(422, text, errors=wrong)
+    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), _UNEXPECTED)
+    if status == _UNEXPECTED:
+        return ProblemError(status, "The dashboard failed to answer; its log has the error")
+    return ProblemError(status, *describe(error))
 
 
 class Protocol(H11Protocol):
-    """HTTP/1.1 that closes a connection of a slow visitor, or of a greedy address."""
+    """HTTP/1.1 that closes a connection without a request, or of a greedy address."""
 
     _deadline: asyncio.TimerHandle | None = None
-    _stall: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the first request."""
@@ -250,16 +257,6 @@ class Protocol(H11Protocol):
         """Expect the next request."""
         super().on_response_complete()
         self._expect_request(_KEEP_ALIVE_S + HEADERS_S)
-
-    def pause_writing(self) -> None:
-        """Expect the visitor to read on."""
-        super().pause_writing()
-        self._stall = self.loop.call_later(READ_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """Write on."""
-        super().resume_writing()
-        self._stall.cancel()
 
     def _expect_request(self, seconds: float) -> None:
         if self._deadline is not None:

@@ -104,14 +104,19 @@ class Site:
         self._last = Snapshot.of(rows, status, self._last)
         return self._last
 
-    def progress(self) -> list[dict[str, Any]]:
-        """Return how far each job in flight is. Raises ProblemError."""
-        try:
+    def progress(self) -> dict[str, dict[str, Any]]:
+        """Return how far each job in flight is, by its id. Raises ProblemError."""
+        attempts: dict[str, Receipt] = {}
+        with suppress(StoreError):
             attempts = {each.job_id: each for each in self.history.under_way()}
-        except StoreError:
-            attempts = {}
         rows = self.snapshot().jobs[State.CLAIMED][:_MAX_IN_FLIGHT]
-        return [_progress_json(row.job, attempts.get(row.job.id)) for row in rows]
+        return {row.job.id: _progress_json(row.job, attempts.get(row.job.id)) for row in rows}
+
+    def stopped(self, rows: Sequence[ListedJob]) -> tuple[int, Job] | None:
+        """Return how many of the jobs the site condition holds up, and which is tried next."""
+        failure = self.snapshot().status.failure
+        found = [row.job for row in rows if failure is not None and row.job.failure == failure]
+        return (len(found), min(found, key=lambda job: job.next_attempt_at or 0.0)) if found else None
 
     def live_status(self) -> dict[str, Any]:
         """Return what of the status readers of the live stream are sent. Raises ProblemError."""
@@ -122,7 +127,7 @@ class Site:
             "revision": snapshot.revision,
             "worker": None if worker is None else {"pid": worker["pid"], "alive": worker["alive"]},
             **{key: status[key] for key in ("headline", "jobs", "paused", "condition", "failure", "fix")},
-            "inFlight": self.progress(),
+            "inFlight": list(self.progress().values()),
         }
 
     def status_json(self) -> dict[str, Any]:
@@ -148,6 +153,7 @@ class Site:
         except Exception:  # noqa: BLE001 - the page of an error must not raise another one
             snapshot = None
         return {
+            "site": self,
             "snapshot": snapshot,
             "status": snapshot and snapshot.status,
             "dry_run": bool(snapshot and snapshot.status.dry_run),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -106,8 +105,6 @@ class Snapshot:
     """Another one when a job has changed."""
 
     rows: Sequence[ListedJob]
-    by_id: Mapping[str, Sequence[ListedJob]]
-    by_slug: Mapping[str, Sequence[ListedJob]]
     texts: list[str]
     """What `search` looks at, for each row; made by the first search."""
 
@@ -117,20 +114,17 @@ class Snapshot:
         if last is not None and rows == last.rows:
             return replace(last, status=status)
         jobs: dict[State, list[ListedJob]] = {state: [] for state in State}
-        by_id: defaultdict[str, list[ListedJob]] = defaultdict(list)
-        by_slug: defaultdict[str, list[ListedJob]] = defaultdict(list)
         for row in rows:
             jobs[row.state].append(row)
-            by_id[row.job.id].append(row)
-            by_slug[row.job.slug].append(row)
         jobs[State.FAILED].reverse()
         facts = tuple((row.job.id, row.state, row.job.created_at, row.job.updated_at) for row in rows)
         revision = hash(facts) & 0xFFFFFFFF  # JavaScript has no larger integers
-        return cls(status, jobs, revision, rows, by_id, by_slug, [])
+        return cls(status, jobs, revision, rows, [])
 
     def find(self, wanted: str = "", slug: str = "") -> Sequence[ListedJob]:
         """Return the job of this id, or the jobs of this slug, the newest save first."""
-        found = self.by_id.get(wanted) or self.by_slug.get(slug or wanted, ())
+        found = [row for row in self.rows if row.job.id == wanted]
+        found = found or [row for row in self.rows if row.job.slug == (slug or wanted)]
         return sorted(found, key=lambda row: row.job.created_at, reverse=True)
 
     def search(self, text: str) -> list[ListedJob]:

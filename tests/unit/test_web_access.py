@@ -6,15 +6,15 @@ import asyncio
 import re
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
-import uvicorn
+from fastapi import Body, Depends, FastAPI
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from uvicorn.server import ServerState
 
 from briter_worker.sinks.history import Moment
-from briter_worker.web import labels, security, server
+from briter_worker.web import labels, security
 from briter_worker.web.live import (
     MAX_KEPT,
     MAX_READERS_PER_ADDRESS,
@@ -30,13 +30,14 @@ from briter_worker.web.security import (
     Access,
     Guard,
     client_address,
+    read_form,
 )
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from sse_starlette import EventSourceResponse
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import Message
 
 
 def test_a_session_ends_by_itself() -> None:
@@ -70,88 +71,67 @@ def test_failures_are_counted_by_ipv4_address_and_by_ipv6_network() -> None:
     assert counted("::ffff:192.0.2.1") != counted("::ffff:192.0.2.2")
 
 
-def test_a_visitor_that_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "READ_S", 0.1)
-
-    async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": bytes(64 << 20)})
-
-    async def visit() -> None:
-        gone = asyncio.Event()
-
-        class Watched(server.Protocol):
-            def connection_lost(self, exc: Exception | None) -> None:
-                super().connection_lost(exc)
-                gone.set()
-
-        config = uvicorn.Config(answer, lifespan="off", log_config=None)
-        config.load()
-        state = ServerState()
-        loop = asyncio.get_running_loop()
-        listener = await loop.create_server(lambda: Watched(config, state, {}), "127.0.0.1", 0)
-        _, visitor = await asyncio.open_connection(*listener.sockets[0].getsockname(), limit=1)
-        visitor.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        await asyncio.wait_for(gone.wait(), 20)
-        visitor.close()
-        listener.close()
-
-    asyncio.run(visit())
-
-
-def test_a_form_whose_end_did_not_arrive_changes_nothing() -> None:
-    passed, sent = [], []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        passed.append(scope["path"])
-        await Response()(scope, receive, send)
-
-    async def send(message: Message) -> None:
-        sent.append(message["type"])
-
-    access = Access("token")
-    guard = Guard(app, access, refuse=lambda _, refused: refused.response(), complain=sent.append)
-    cookie = access.open_session()
-    form = f"csrf={access.csrf_token(cookie)}&id=hello".encode()  # the rest was to be: -world
-    headers = [
-        (b"content-type", b"application/x-www-form-urlencoded"),
-        (b"cookie", f"{COOKIE}={cookie}".encode()),
-    ]
-
-    def ask(*messages: Message) -> None:
-        left = list(messages)
-
-        async def receive() -> Message:
-            return left.pop(0)
-
-        scope = {"type": "http", "method": "POST", "path": "/actions/cancel", "headers": headers}
-        asyncio.run(guard(scope, receive, send))
-
-    ask({"type": "http.request", "body": form, "more_body": True}, {"type": "http.disconnect"})
-    assert (passed, sent) == ([], [])
-    ask({"type": "http.request", "body": form, "more_body": False})
-    assert passed == ["/actions/cancel"]
-
-
-def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def ask(path: str, headers: dict[str, str], *messages: Message, access: Access) -> tuple[list[str], int]:
+    """Return which forms reached the application behind the guard, and the status of its answer."""
+    passed: list[str] = []
     sent: list[Message] = []
+    app, left = FastAPI(), list(messages)
+
+    @app.post("/actions/{action}")
+    def act(action: str, form: Annotated[dict[str, str], Depends(read_form)]) -> None:
+        passed.append(f"{action} {form['id']}")
+
+    @app.post("/api/jobs")
+    def enqueue(job: Annotated[dict[str, str], Body()]) -> None:
+        passed.append(job["slug"])
 
     async def receive() -> Message:
         await asyncio.sleep(0)
-        return {"type": "http.request", "body": b"", "more_body": True}
+        return left.pop(0) if left else {"type": "http.request", "body": b"", "more_body": True}
 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
-        raise AssertionError
+    def refuse(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, ProblemError)
+        return error.response()
 
+    app.add_exception_handler(ProblemError, refuse)
+    app.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=400))
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    asyncio.run(asyncio.wait_for(Guard(app, access, refuse)(scope, receive, send), 20))
+    return passed, sent[0]["status"]
+
+
+def test_a_form_whose_end_did_not_arrive_changes_nothing() -> None:
+    access = Access("token")
+    cookie = access.open_session()
+    form = f"csrf={access.csrf_token(cookie)}&id=hello".encode()  # the rest was to be: -world
+    headers = {"content-type": "application/x-www-form-urlencoded", "cookie": f"{COOKIE}={cookie}"}
+    half = {"type": "http.request", "body": form, "more_body": True}
+    sent = ask("/actions/cancel", headers, half, {"type": "http.disconnect"}, access=access)
+    assert sent == ([], 400)
+    sent = ask("/actions/cancel", headers, {**half, "more_body": False}, access=access)
+    assert sent == (["cancel hello"], 200)
+
+
+def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "BODY_S", 0.01)
-    guard = Guard(app, Access("token"), refuse=lambda _, refused: refused.response(), complain=print)
-    headers = [(b"authorization", b"Bearer token")]
-    scope = {"type": "http", "method": "POST", "path": "/api/jobs", "headers": headers}
-    asyncio.run(asyncio.wait_for(guard(scope, receive, send), 20))
-    assert sent[0]["status"] == 408
+    headers = {"authorization": "Bearer token", "content-type": "application/json"}
+    assert ask("/api/jobs", headers, access=Access("token")) == ([], 408)
+
+
+def test_a_body_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "MAX_BYTES", 9)
+    headers = {"authorization": "Bearer token", "content-type": "application/json"}
+    body = {"type": "http.request", "body": b'{"slug": "hello"}', "more_body": False}
+    assert ask("/api/jobs", headers, body, access=Access("token")) == ([], 413)
 
 
 # The words and times of the pages
@@ -179,8 +159,8 @@ def test_a_time_on_the_other_side_of_a_change_of_the_clocks_names_its_zone(zone:
     winter, july = (
         datetime.fromisoformat(f"{day}T09:00:00+00:00").timestamp() for day in ("2026-11-19", "2027-07-01")
     )
-    assert labels.clock(winter, winter) == "10:00", zone
-    assert labels.clock(july, winter) == "11:00 CEST"
+    assert labels.clock(july) == "11:00 CEST", zone
+    assert labels.moment(winter, winter) == "10:00"
     assert labels.moment(july, winter) == "1 Jul 2027, 11:00 CEST"
     assert labels.moment(winter, july) == "19 Nov 2026, 10:00 CET"
 
