@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar
 
@@ -15,9 +15,8 @@ from briter_worker import client
 from briter_worker.actions import show_difference, steer, undo_post
 from briter_worker.allowlist import PathRefusedError, is_inside
 from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, user_name
-from briter_worker.errors import DeclinedError, PublishError, UsageError
+from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Event, Warned
-from briter_worker.git.folders import Folders, Staged
 from briter_worker.redaction import many_lines, one_line
 from briter_worker.status import job_to_json, post_to_json, read_status
 from briter_worker.wiring import open_history, open_postgres_queue, open_queue
@@ -110,30 +109,26 @@ def _relative(path: str, folder: Path) -> str:
 
 
 def _check_paths(settings: Settings, paths: Sequence[str], folder: Path, *, force: bool) -> None:
-    """Report each path that is missing or will be refused. Raises DeclinedError at the first one."""
-    allowlist, staged = settings.allowlist(), Staged()
+    """Report each path that is missing, or that no setting allows. Raises DeclinedError at the first one."""
+    allowlist = settings.allowlist()
     is_here = settings.database_url or (folder / ".git").exists()  # or else on another machine
-    with closing(Folders(folder)) if is_here else nullcontext() as folders:
-        for path in dict.fromkeys(paths):
-            problem, fix = "", "correct the path; or add --force to enqueue it all the same"
-            try:
-                allowlist.resolve(path)
-                if folders is not None:
-                    staged.expand(folders, allowlist, path)
-                    problem = staged.rejected.get(path, "")
-            except PathRefusedError as refused:
-                problem = refused.reason
-            except PublishError as failure:
-                problem = failure.message
-            if problem:
-                problem = f"{path} will not be published: {problem}"
-            elif staged.places.get(path) in staged.absent:
+    for path in dict.fromkeys(paths):
+        problem, fix = "", "correct the path; or add --force to enqueue it all the same"
+        try:
+            allowlist.resolve(path)
+        except PathRefusedError as refused:
+            problem = f"{path} will not be published: {refused.reason}"
+        else:
+            place = os.path.normpath(folder.resolve() / path)
+            if is_here and os.path.realpath(place) != place:
+                problem = f"{path} will not be published: it is, or is below, a symbolic link"
+            elif is_here and not os.path.exists(place):
                 problem = f"{path} is not in {folder}"
                 fix = "correct the path; or add --force to delete it on the remote"
-            if problem and not force:
-                raise DeclinedError(problem, fix)
-            if problem:
-                output.report(f"warning: {problem}")
+        if problem and not force:
+            raise DeclinedError(problem, fix)
+        if problem:
+            output.report(f"warning: {problem}")
 
 
 # --- list, show, history

@@ -118,10 +118,9 @@ def zone() -> str:
     return datetime.now(UTC).astimezone().tzname() or "UTC"
 
 
-def clock(seconds: float, now: float | None = None) -> str:
-    """Return `14:05`, or `14:05 CEST` on the other side of a daylight-saving change."""
-    there, here = local(seconds), local(time.time() if now is None else now)
-    return f"{there:%H:%M}" if there.utcoffset() == here.utcoffset() else f"{there:%H:%M %Z}"
+def clock(seconds: float) -> str:
+    """Return `14:05 CET`."""
+    return f"{local(seconds):%H:%M %Z}"
 
 
 def day_ahead(seconds: float, now: float | None = None) -> str:
@@ -132,12 +131,11 @@ def day_ahead(seconds: float, now: float | None = None) -> str:
 
 
 def moment(seconds: float, now: float | None = None) -> str:
-    """Return `14:05` for today, else the day and the time."""
+    """Return `14:05` for today, else the day, the time and its zone: clocks change between two days."""
     day, today = local(seconds), local(time.time() if now is None else now)
     if day.date() == today.date():
         return f"{day:%H:%M}"
-    year = "" if day.year == today.year else f" {day.year}"
-    return f"{day.day} {day:%b}{year}, {clock(seconds, now)}"
+    return f"{day.day} {day:%b} {day.year}, {clock(seconds)}"
 
 
 def commit_href(template: str, commit: str | None) -> str | None:

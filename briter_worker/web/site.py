@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from briter_worker.ports import ListedJob
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
-    from briter_worker.status import LocalCommits
     from briter_worker.wiring import SiteQueue
 
 PAGES = (
@@ -77,8 +76,9 @@ class Site:
         self._queue_guard = threading.Lock()
         self._last: Snapshot | None = None
         self._snapshot = CachedValue(self._read_snapshot, "the queue", lifetime=0.1)
-        self._commits: LocalCommits = ()
-        self._commits_expire = 0.0
+        self._commits = CachedValue(
+            lambda: read_local_commits(settings), "the repository", lifetime=_LOCAL_COMMITS_S
+        )
 
     # Reading
 
@@ -88,18 +88,11 @@ class Site:
 
     def _read_snapshot(self) -> Snapshot:
         now = time.time()
-        if time.monotonic() > self._commits_expire:
-            self._commits = read_local_commits(self.settings)
-            self._commits_expire = time.monotonic() + _LOCAL_COMMITS_S
+        commits = self._commits.get()
         with self._queue_guard:
-            rows = self._queue.jobs(now)
+            queue, rows = self._queue, self._queue.jobs(now)
             status = read_status(
-                self.settings,
-                now,
-                queue=self._queue,
-                jobs=rows,
-                local_commits=self._commits,
-                history=self.history,
+                self.settings, now, queue=queue, jobs=rows, local_commits=commits, history=self.history
             )
         self._last = Snapshot.of(rows, status, self._last)
         return self._last
