@@ -122,7 +122,7 @@ def _check_paths(settings: Settings, paths: Sequence[str], folder: Path, *, forc
             place = os.path.normpath(folder.resolve() / path)
             if is_here and os.path.realpath(place) != place:
                 problem = f"{path} will not be published: it is, or is below, a symbolic link"
-            elif is_here and not os.path.exists(place):
+            elif is_here and not Path(place).exists():
                 problem = f"{path} is not in {folder}"
                 fix = "correct the path; or add --force to delete it on the remote"
         if problem and not force:

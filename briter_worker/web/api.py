@@ -40,6 +40,7 @@ _ORDER = (
     *(State.QUIET, State.SCHEDULED, State.FAILED),
 )
 _MAX_ID = 2**63 - 1
+_MAX_PATHS = 10_000
 _TEXT = r"^[^\x00-\x1f\x7f]+$"
 _TIME: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}
 
@@ -51,43 +52,37 @@ live_router = APIRouter(responses=PROBLEMS)
 """Below `/`, in a cluster below `/sites/{site}`."""
 
 
+Message = Annotated[
+    str | None, Field(max_length=100_000, pattern=r"^[^\x00]*$", description="Absent: made of the slug.")
+]
+
+
 class NewJob(BaseModel):
     """A post to publish. Other keys are kept in the job as they are."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="allow")
 
-    slug: Annotated[str, Field(min_length=1, max_length=1000, pattern=_TEXT, description="The post.")]
-    paths: Annotated[
-        list[str],
-        Field(
-            max_length=10_000, description="What to publish, relative to the repository, `/` between parts."
-        ),
-    ]
-    message: Annotated[
-        str | None, Field(max_length=100_000, pattern=r"^[^\x00]*$", description="Absent: `Publish <slug>`.")
-    ] = None
-    scheduled_for: Annotated[
-        str | None, Field(description="Not published before. Absent: now.", json_schema_extra=_TIME)
-    ] = None
+    slug: str = Field(min_length=1, max_length=1000, pattern=_TEXT, description="The post.")
+    paths: list[str] = Field(
+        max_length=_MAX_PATHS, description="What to publish, relative to the repository, `/` between parts."
+    )
+    message: Message = None
+    scheduled_for: str | None = Field(
+        None, description="Not published before. Absent: now.", json_schema_extra=_TIME
+    )
     author: Author | None = None
 
 
 class NewUpload(NewJob):
     """A post to publish, with its files. Other keys are kept in the job as they are."""
 
-    paths: Annotated[
-        list[str],
-        Field(max_length=10_000, description="If present, the paths of `contents`.", default_factory=list),
-    ]
-    contents: Annotated[
-        dict[str, str | None],
-        Field(
-            min_length=1,
-            max_length=10_000,
-            description="The files to publish: for each path, relative to the repository, the content in "
-            "base64, or null to delete the file.",
-        ),
-    ]
+    paths: list[str] = Field([], max_length=_MAX_PATHS, description="If present, the paths of `contents`.")
+    contents: dict[str, str | None] = Field(
+        min_length=1,
+        max_length=_MAX_PATHS,
+        description="The files to publish: for each path, relative to the repository, the content in "
+        "base64, or null to delete the file.",
+    )
 
 
 class UndoRequest(BaseModel):
@@ -95,10 +90,8 @@ class UndoRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    to: Annotated[str | None, Field(max_length=200, description="A commit of the branch.")] = None
-    message: Annotated[
-        str | None, Field(max_length=100_000, pattern=r"^[^\x00]*$", description="Absent: `Restore <slug>`.")
-    ] = None
+    to: str | None = Field(None, max_length=200, description="A commit of the branch.")
+    message: Message = None
 
 
 class PauseRequest(BaseModel):
@@ -106,8 +99,8 @@ class PauseRequest(BaseModel):
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
 
-    until: Annotated[str | None, Field(description="End of the pause.", json_schema_extra=_TIME)] = None
-    reason: Annotated[str, Field(max_length=500)] = ""
+    until: str | None = Field(None, description="End of the pause.", json_schema_extra=_TIME)
+    reason: str = Field("", max_length=500)
 
 
 def current_site(request: Request) -> Site:

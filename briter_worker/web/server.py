@@ -34,7 +34,6 @@ from briter_worker.errors import (
 )
 from briter_worker.settings import Settings
 from briter_worker.sinks.log import LogSink
-from briter_worker.sinks.store import StoreError
 from briter_worker.status import health_problems
 from briter_worker.web import api, pages
 from briter_worker.web.responses import STATIC, Json, ProblemError, page
@@ -106,18 +105,12 @@ def _open_metrics(shell: "Site | Cluster") -> Callable[[], tuple[bytes, str]] | 
     if find_spec("prometheus_client") is None:
         return None
     from briter_worker.sinks.metrics import render_metrics  # noqa: PLC0415 - the extra [metrics]
-    from briter_worker.status import measure_site  # noqa: PLC0415 - as above
 
     def measure() -> "tuple[Iterable[Sample], Iterable[Tally]]":
         try:
-            if not isinstance(shell, Site):
-                return shell.measure()
-            samples, counters = measure_site(shell.snapshot().status), []
+            return shell.measure()
         except ProblemError as error:
             raise OSError(error.detail) from None
-        with suppress(StoreError):  # the gauges are known all the same
-            counters = shell.history.tallies()
-        return samples, counters
 
     return partial(render_metrics, measure)
 

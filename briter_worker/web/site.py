@@ -15,8 +15,9 @@ from briter_worker.doctor import State as FindingState
 from briter_worker.errors import DeclinedError
 from briter_worker.job import State
 from briter_worker.redaction import one_line
+from briter_worker.sinks.history import Tally
 from briter_worker.sinks.store import StoreError
-from briter_worker.status import read_local_commits, read_status
+from briter_worker.status import measure_site, read_local_commits, read_status
 from briter_worker.web.live import MAX_KEPT, Feed, News
 from briter_worker.web.responses import ProblemError
 from briter_worker.web.security import ACTOR
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from briter_worker.ports import ListedJob
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
+    from briter_worker.sinks.metrics import Sample
     from briter_worker.wiring import SiteQueue
 
 PAGES = (
@@ -126,6 +128,13 @@ class Site:
     def status_json(self) -> dict[str, Any]:
         """Return the status for programs. Raises ProblemError."""
         return {**self.live_status(), **self.snapshot().status.to_json(), "readers": len(self.feed)}
+
+    def measure(self) -> tuple[Iterable[Sample], Iterable[Tally]]:
+        """Return the gauges, and the counters as far as the history can be read. Raises ProblemError."""
+        samples, counters = measure_site(self.snapshot().status), list[Tally]()
+        with suppress(StoreError):
+            counters = self.history.tallies()
+        return samples, counters
 
     def _news(self, after: int) -> News:
         """Read for the live stream."""
