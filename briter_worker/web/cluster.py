@@ -5,7 +5,7 @@ import binascii
 import re
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,12 +45,13 @@ _MEASURED = 20
 """Sites with series of their own in the metrics if none were asked for: those in trouble, and the busiest."""
 _PATIENCE_S = 3.0
 """A visitor waits for a lost database no longer; a node does."""
-_SHOW = (
-    ("all", "all sites"),
-    ("trouble", "sites with failed posts"),
-    ("waiting", "sites with waiting posts"),
-    ("paused", "paused sites"),
-)
+_SHOW: dict[str, tuple[str, Callable[[SiteSummary], bool]]] = {
+    "all": ("all sites", lambda _site: True),
+    "trouble": ("sites with failed posts", lambda site: site.has_trouble),
+    "waiting": ("sites with waiting posts", lambda site: site.is_busy),
+    "paused": ("paused sites", lambda site: site.paused is not None),
+}
+"""The label of each choice, and whether a site is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +63,12 @@ class Overview:
 
     def chosen(self, q: str, show: str) -> list[SiteSummary]:
         """Return the sites with all words of `q` in their name or remote, in this condition."""
-        words = q.casefold().split()
+        words, (_, is_shown) = q.casefold().split(), _SHOW.get(show, _SHOW["all"])
+        found = (site for site in self.sites if is_shown(site))
         return [
             site
-            for site in self.sites
+            for site in found
             if all(word in f"{site.name}\n{site.site.remote}".casefold() for word in words)
-            and (
-                (show == "trouble" and site.has_trouble)
-                or (show == "waiting" and site.is_busy)
-                or (show == "paused" and site.paused is not None)
-                or show not in {"trouble", "waiting", "paused"}
-            )
         ]
 
 
@@ -147,21 +143,18 @@ class Cluster:
         if not asked:
             worst = sorted(found, key=lambda site: (site.has_trouble, site.waiting), reverse=True)
             named = {site.name for site in worst[:_MEASURED]}
-        gauges = dict[tuple[str, str, str, str], float]()
-
-        def add(name: str, site: SiteSummary, value: float, label: str = "", text: str = "") -> None:
-            key = name, site.name if site.name in named else "", label, text
-            known = gauges.get(key, 0.0)
-            gauges[key] = max(known, value) if name == "oldest_waiting_seconds" else known + value
-
+        gauges = Counter[tuple[str, str, str, str]]()
         for site in found:
+            name = site.name if site.name in named else ""
             for state, number in site.jobs.items():
-                add("jobs", site, number, "state", state)
-            add("oldest_waiting_seconds", site, 0.0 if site.oldest is None else max(0.0, now - site.oldest))
-            add("dead_letters", site, site.jobs["failed"])
-            add("paused", site, site.paused is not None)
+                gauges["jobs", name, "state", state] += number
+            gauges["dead_letters", name, "", ""] += site.jobs["failed"]
+            gauges["paused", name, "", ""] += site.paused is not None
+            waits = 0 if site.oldest is None else max(0, round(now - site.oldest))
+            longest = "oldest_waiting_seconds", name, "", ""
+            gauges[longest] = max(gauges[longest], waits)
             if site.failure is not None:
-                add("condition", site, 1, "failure", site.failure)
+                gauges["condition", name, "failure", site.failure] += 1
         samples: list[Sample] = [
             (name, {"site": site, **({label: text} if label else {})}, value)
             for (name, site, label, text), value in gauges.items()
