@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from briter_worker.doctor import attempt, error, ok, warning
+from briter_worker.doctor.finding import attempt, error, ok, warning
 from briter_worker.git import INHERITED
 from briter_worker.plugins import Plugins
 from briter_worker.settings import PREFIX, settings_schema
@@ -32,7 +32,7 @@ from briter_worker.wiring import open_history, open_outbox
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from briter_worker.doctor import Finding
+    from briter_worker.doctor.finding import Finding
     from briter_worker.settings import Settings
 
 _MEBIBYTE = 1 << 20

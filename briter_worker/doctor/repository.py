@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import PathRefusedError
-from briter_worker.doctor import State, attempt, error, ok, warning
 from briter_worker.doctor.environment import check_accounts, check_writable
+from briter_worker.doctor.finding import State, attempt, error, ok, warning
 from briter_worker.doctor.host import check_rules
 from briter_worker.errors import FailureCode, FixableError, PublishError, os_error_text
 from briter_worker.git.folders import Folders
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from briter_worker.cluster.sites import Site
-    from briter_worker.doctor import Finding
+    from briter_worker.doctor.finding import Finding
     from briter_worker.git.repository import Repository
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
