@@ -1,49 +1,15 @@
-"""What the pages say: failures, outcomes, states and times in words for editors."""
+"""What the pages say: failures and times in words for editors. The templates have the other words."""
 
 from __future__ import annotations
 
 import re
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-from briter_worker.errors import FailureCode, failure_text, is_environment
-from briter_worker.job import State
+from briter_worker.errors import failure_text
 from briter_worker.redaction import one_line, quote_fix
 from briter_worker.status import Headline
 
-if TYPE_CHECKING:
-    from briter_worker.sinks.history import Receipt
-
-OUTCOMES = {
-    "published": "published",
-    "nochange": "was on the remote already",
-    "failed": "failed, will be retried",
-    "dead-lettered": "failed",
-    "nopaths": "failed",
-    "quarantined": "quarantined",
-    "interrupted": "interrupted",
-    "cancelled": "cancelled",
-    "superseded": "replaced by a newer save",
-    "conflict-ahead": "changed on the remote, too",
-}
-STATES = {
-    State.PENDING: ("busy", "waiting"),
-    State.SCHEDULED: ("quiet", "scheduled"),
-    State.RETRYING: ("warn", "will be retried"),
-    State.QUIET: ("quiet", "in its quiet time"),
-    State.TRIED: ("quiet", "tried in a dry run"),
-    State.CLAIMED: ("busy", "being published"),
-    State.FAILED: ("bad", "failed"),
-}
-"""Tone and label of each state."""
-PHASES = {
-    "validate": "checking",
-    "stage": "reading its files",
-    "commit": "writing the commit",
-    "push": "pushing to the remote",
-    "settle": "finishing",
-}
 PICTURES = (".avif", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
@@ -56,21 +22,6 @@ def reason(failure: str | None, error: str | None, fix: str | None = None) -> He
     return Headline("bad", text, sentence(detail), one_line(fix or ""))
 
 
-def advice(failure: str | None) -> str:
-    """Return what an editor can do about a failure; the fix is for the administrator."""
-    match failure:
-        case FailureCode.REJECTED | FailureCode.PLUGIN | FailureCode.TOO_LARGE | FailureCode.CONFLICT:
-            return "change the post as the message says, then save it again"
-        case FailureCode.LOST_RACE | FailureCode.UNSETTLED | FailureCode.KILLED_WORKER | FailureCode.INTERNAL:
-            return "retry it"
-        case FailureCode.OUTDATED:
-            return "save the post again if its version is to replace the newer one"
-        case _ if is_environment(failure):
-            return "wait, or retry it: it is published by itself once the cause is gone"
-        case _:
-            return "save the post again once the administrator has corrected the cause"
-
-
 def title_of(slug: str, message: str) -> str:
     """Return the first line of a commit message as the post's title; empty for the default message."""
     line = one_line(message.partition("\n")[0])
@@ -80,29 +31,6 @@ def title_of(slug: str, message: str) -> str:
 def sentence(text: str) -> str:
     """Capitalize the first letter only."""
     return text[:1].upper() + text[1:]
-
-
-def phase_text(phase: str | None, done: int, total: int) -> str:
-    """Describe how far a publication is."""
-    text = PHASES.get(phase or "", phase or "starting")
-    return f"{text}, {done * 100 // total} %" if total and done < total else text
-
-
-def outcome_text(receipt: Receipt) -> str:
-    """Describe the outcome of an attempt."""
-    text = OUTCOMES.get(receipt.outcome or "", receipt.outcome or "running")
-    if receipt.is_removal and receipt.outcome == "published":
-        text = "removed"
-    return f"{text} (dry run)" if receipt.dry_run else text
-
-
-def tone_of(outcome: str | None) -> str:
-    """Return the CSS class of an outcome."""
-    if outcome in {"published", "nochange"}:
-        return "good"
-    if outcome in {"failed", "interrupted"}:
-        return "warn"
-    return "bad" if outcome in {"dead-lettered", "nopaths", "quarantined"} else "quiet"
 
 
 def local(seconds: float) -> datetime:

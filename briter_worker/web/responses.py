@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
+from briter_worker.errors import is_environment
 from briter_worker.job import ago, format_time, span
 from briter_worker.queues.selection import is_retryable
 from briter_worker.redaction import one_line, quote_fix
@@ -32,22 +33,7 @@ if TYPE_CHECKING:
 
 PROBLEM_TYPE = "application/problem+json"
 STATIC = Path(__file__).parent / "static"
-NOTICES = {
-    "retry": "It will be retried now.",
-    "retry-all": "All of them will be retried now.",
-    "publish-now": "It will be published now.",
-    "cancel": "It is cancelled: the files stay as they are, but they will not be published.",
-    "cancel-asked": "It is being published: it will be cancelled unless the push has begun.",
-    "undo": "The version before is restored and will be published.",
-    "pause": "Publishing is paused.",
-    "resume": "Publishing continues.",
-    "signed-out": "You are signed out.",
-}
-"""What a page may say after an action."""
-_FUNCTIONS = (
-    *("advice", "clock", "day_ahead", "is_link", "is_picture", "moment", "outcome_text"),
-    *("phase_text", "reason", "title_of", "tone_of"),
-)
+_FUNCTIONS = ("clock", "day_ahead", "is_link", "is_picture", "moment", "reason", "title_of")
 
 
 class ProblemError(HTTPException):
@@ -101,7 +87,7 @@ def _element_id(text: str) -> str:
     return "j" + hashlib.blake2s(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
 
 
-def address(path: str, **query: object) -> str:
+def address(path: str, /, **query: object) -> str:
     """Return the address of a page; parameters without a value are left out."""
     given = {name: str(value) for name, value in query.items() if value not in (None, "")}
     return f"{path}?{urlencode(given, errors='replace')}" if given else path
@@ -140,8 +126,8 @@ def _environment() -> Environment:
         "address": address,
         "asset": _asset,
         "count": count,
+        "is_environment": is_environment,
         "is_retryable": is_retryable,
-        "states": labels.STATES,
         "waits_since": waits_since,
         "pull_command": PULL_COMMAND,
     }
@@ -157,10 +143,7 @@ def page(
     **more: Any,  # noqa: ANN401 - any value of a template
 ) -> HTMLResponse:
     """Return a page. The context is what every page shows: `page_context` of a site, or of the cluster."""
-    notice = NOTICES.get(request.query_params.get("told", ""), "")
-    if context["obstacle"] is not None:
-        notice = notice.replace(" now.", " when posts are published again.")
-    shown = {key: value for key, value in request.query_params.items() if key != "told"}
-    common = {"visit": getattr(request.state, "visit", None), "zone": labels.zone(), "notice": notice}
-    common["here"] = address(request.url.path, **shown)
+    asked = dict(request.query_params)
+    common = {"visit": getattr(request.state, "visit", None), "zone": labels.zone()}
+    common |= {"told": asked.pop("told", ""), "here": address(request.url.path, **asked)}
     return HTMLResponse(_environment().get_template(template).render(context | common | more), status)

@@ -200,7 +200,7 @@ def _refuse(
         "fix": problem.fix,
     }
     # Without the visitor, the page shows nothing of the site: this may be a stranger.
-    status, hidden = problem.status_code, {"visit": None, "notice": "", "here": ""}
+    status, hidden = problem.status_code, {"visit": None, "told": "", "here": ""}
     answer = page(request, context | {"code": status}, "error.html", status=status, **hidden)
     answer.headers.update(problem.headers or {})
     return answer
