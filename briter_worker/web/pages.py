@@ -2,6 +2,7 @@
 
 import mimetypes
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from briter_worker.git import undo
 from briter_worker.job import State
 from briter_worker.redaction import one_line
 from briter_worker.settings import settings_schema
-from briter_worker.sinks.history import History, Receipt
+from briter_worker.sinks.history import Receipt
 from briter_worker.sinks.store import StoreError
 from briter_worker.status import job_to_json
 from briter_worker.web import labels
@@ -36,48 +37,50 @@ Text = Annotated[str, Query(max_length=2000, pattern=r"^[^\x00]*$")]
 Commit = Annotated[str, Query(pattern="^([0-9a-f]{40}([0-9a-f]{24})?)?$")]
 Offset = Annotated[int, Query(ge=0, le=2**31)]
 Before = Annotated[int | None, Query(ge=1, le=2**63 - 1)]
-Linked = list[tuple[Receipt, str | None]]
 
 
-def _read(site: Site, ask: Callable[[History], list[Receipt]]) -> tuple[Linked, str]:
-    """Return receipts with the address of each commit, or why the history cannot be read."""
+def _renderer(request: Request, site: CurrentSite) -> Callable[..., Response]:
+    return partial(page, request, site.page_context())
+
+
+Render = Annotated[Callable[..., Response], Depends(_renderer)]
+"""Takes a template and its values; returns the page of the site."""
+
+
+def _read(ask: Callable[[], list[Receipt]]) -> dict[str, Any]:
+    """Return receipts, or why the history cannot be read."""
     try:
-        receipts = ask(site.history)
+        return {"receipts": ask(), "trouble": ""}
     except StoreError as error:
-        return [], one_line(str(error))
-    template = site.settings.commit_href_template
-    return [
-        (each, None if each.dry_run else labels.commit_href(template, each.commit)) for each in receipts
-    ], ""
+        return {"receipts": [], "trouble": one_line(str(error))}
 
 
 @router.get("/")
-def now(request: Request, site: CurrentSite, _: CurrentSnapshot) -> Response:
+def now(site: CurrentSite, render: Render, _: CurrentSnapshot) -> Response:
     """Show the state of the site."""
-    receipts, trouble = _read(site, lambda history: history.receipts(limit=_RECENT))
-    return page(request, site.page_context(), "now.html", receipts=receipts, trouble=trouble)
+    return render("now.html", **_read(lambda: site.history.receipts(limit=_RECENT)))
 
 
 @router.get("/scheduled")
-def scheduled(request: Request, site: CurrentSite, snapshot: CurrentSnapshot, start: Offset = 0) -> Response:
+def scheduled(render: Render, snapshot: CurrentSnapshot, start: Offset = 0) -> Response:
     """Show scheduled posts by day."""
     shown = paged(snapshot.jobs[State.SCHEDULED], start)
     by_day = groupby(shown["rows"], key=lambda row: labels.local(row.job.scheduled_for or 0.0).date())
     days = [(day, list(rows)) for day, rows in by_day]
-    return page(request, site.page_context(), "scheduled.html", days=days, **shown)
+    return render("scheduled.html", days=days, **shown)
 
 
 @router.get("/waiting")
-def waiting(request: Request, site: CurrentSite, snapshot: CurrentSnapshot, start: Offset = 0) -> Response:
+def waiting(render: Render, snapshot: CurrentSnapshot, start: Offset = 0) -> Response:
     """Show posts that are due and wait, with the reason."""
     rows = [row for state in _WAITING for row in snapshot.jobs[state]]
-    return page(request, site.page_context(), "waiting.html", **paged(rows, start))
+    return render("waiting.html", **paged(rows, start))
 
 
 @router.get("/failed")
-def failed(request: Request, site: CurrentSite, snapshot: CurrentSnapshot, start: Offset = 0) -> Response:
+def failed(render: Render, snapshot: CurrentSnapshot, start: Offset = 0) -> Response:
     """Show dead letters."""
-    return page(request, site.page_context(), "failed.html", **paged(snapshot.jobs[State.FAILED], start))
+    return render("failed.html", **paged(snapshot.jobs[State.FAILED], start))
 
 
 def paged(rows: Sequence[Any], start: int, per_page: int = PER_PAGE) -> dict[str, Any]:
@@ -93,32 +96,27 @@ def paged(rows: Sequence[Any], start: int, per_page: int = PER_PAGE) -> dict[str
 
 @router.get("/published")
 def published(
-    request: Request,
     site: CurrentSite,
+    render: Render,
     show: Annotated[str, Query(max_length=20)] = "published",
     before: Before = None,
 ) -> Response:
     """Show receipts, newest first."""
     outcomes = {**OUTCOMES, "published": ("published", "nochange")}.get(show, ())
-    return page(
-        request,
-        site.page_context(),
-        "published.html",
-        show=show,
-        **_receipts(site, before, outcomes=outcomes),
-    )
+    return render("published.html", show=show, **_receipts(site, before, outcomes=outcomes))
 
 
 def _receipts(site: Site, before: int | None, **which: Any) -> dict[str, Any]:  # noqa: ANN401 - of History.receipts
-    found, trouble = _read(site, lambda history: history.receipts(before=before, limit=PER_PAGE + 1, **which))
-    more = found[PER_PAGE - 1][0].id if len(found) > PER_PAGE else None
-    return {"receipts": found[:PER_PAGE], "trouble": trouble, "before": before, "more": more}
+    found = _read(lambda: site.history.receipts(before=before, limit=PER_PAGE + 1, **which))
+    receipts = found["receipts"]
+    more = receipts[PER_PAGE - 1].id if len(receipts) > PER_PAGE else None
+    return {**found, "receipts": receipts[:PER_PAGE], "before": before, "more": more}
 
 
 @router.get("/search")
 def search(
-    request: Request,
     site: CurrentSite,
+    render: Render,
     snapshot: CurrentSnapshot,
     q: Annotated[str, Query(max_length=200)] = "",
     before: Before = None,
@@ -126,13 +124,13 @@ def search(
     """Show jobs and receipts with all these words."""
     found = paged(snapshot.search(q) if q.strip() and before is None else [], 0)
     found |= _receipts(site, before, search=q) if q.strip() else _receipts(site, 1)
-    return page(request, site.page_context(), "search.html", q=q, **found)
+    return render("search.html", q=q, **found)
 
 
 @router.get("/post")
 def post(
-    request: Request,
     site: CurrentSite,
+    render: Render,
     snapshot: CurrentSnapshot,
     id: Text = "",  # noqa: A002 - in the address
     slug: Text = "",
@@ -142,39 +140,35 @@ def post(
     wanted = id or slug
     rows = snapshot.find(id, slug)
 
-    def ask(history: History) -> list[Receipt]:
-        found = history.attempts(id) if id else []
+    def ask() -> list[Receipt]:
+        found = site.history.attempts(id) if id else []
         of = found[0].slug if found else rows[0].job.slug if rows else wanted
-        others = history.receipts(slug=of, limit=PER_PAGE)
+        others = site.history.receipts(slug=of, limit=PER_PAGE)
         return sorted({each.id: each for each in [*found, *others]}.values(), key=lambda each: -each.id)
 
-    receipts, trouble = _read(site, ask)
+    found = _read(ask)
+    receipts: list[Receipt] = found["receipts"]
     name, message = wanted, ""
     if rows:
         name, message = rows[0].job.slug, rows[0].job.commit_message
     elif receipts:
-        name, message = receipts[0][0].slug, receipts[0][0].title
-    elif not trouble:
+        name, message = receipts[0].slug, receipts[0].title
+    elif not found["trouble"]:
         raise ProblemError(404, f"neither the queue nor the history has the post {wanted!r}")
     differences: Sequence[undo.FileDifference] = ()
     if commit:
         with open_published(site.settings) as repository:
             differences = undo.differences(repository, commit)
-    return page(
-        request,
-        site.page_context(),
+    return render(
         "post.html",
         name=one_line(name),
         title=labels.title_of(name, message),
-        plain=address(request.url.path, id=id, slug=slug),
+        plain=address(f"{site.base}/post", id=id, slug=slug),
         commit=commit,
         differences=differences,
         jobs=[(row, job_to_json(row)) for row in rows[:_FIRST]],
-        receipts=receipts,
-        published=next(
-            (each for each in receipts if each[0].outcome == "published" and not each[0].dry_run), None
-        ),
-        trouble=trouble,
+        published=next((each for each in receipts if each.outcome == "published" and not each.dry_run), None),
+        **found,
     )
 
 
@@ -189,7 +183,7 @@ def picture(site: CurrentSite, commit: Commit, file: Text, *, before: bool = Fal
 
 
 @router.get("/site")
-def site_page(request: Request, site: CurrentSite) -> Response:
+def site_page(site: CurrentSite, render: Render) -> Response:
     """Show the results of the checks, and the settings."""
     rows = []
     for key, schema in settings_schema()["properties"].items():
@@ -201,7 +195,7 @@ def site_page(request: Request, site: CurrentSite) -> Response:
         else:
             text = str(value).lower() if isinstance(value, bool) else str(value)
         rows.append((schema["title"], key, one_line(text), schema["description"].replace("`", "")))
-    return page(request, site.page_context(), "site.html", rows=rows)
+    return render("site.html", rows=rows)
 
 
 def _local_path(target: str) -> str:

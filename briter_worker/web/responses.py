@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PROBLEM_TYPE = "application/problem+json"
 STATIC = Path(__file__).parent / "static"
-_FUNCTIONS = ("clock", "day_ahead", "is_link", "is_picture", "moment", "reason", "title_of")
+_FUNCTIONS = ("clock", "commit_href", "day_ahead", "is_link", "is_picture", "moment", "reason", "title_of")
 
 
 class ProblemError(HTTPException):
