@@ -38,7 +38,7 @@ _PROTECTIONS = (
 )
 """Keys of GitHub's older branch protection that refuse a push."""
 _SIGNATURES = "required signatures"
-_SET_API = "set BRITER_GIT_HOST_API to the host's own API, such as https://git.example.org/api/v4"
+SET_API = "set BRITER_GIT_HOST_API to the host's own API, such as https://git.example.org/api/v4"
 
 
 def check_rules(settings: Settings, remote: str) -> Finding:
@@ -58,7 +58,7 @@ def check_rules(settings: Settings, remote: str) -> Finding:
     except FixableError as problem:
         return warning("rules", f"{host} was not asked for its rules: {problem.message}", problem.fix)
     except (AttributeError, KeyError, TypeError, ValueError):
-        return warning("rules", f"{host} was asked for its rules; the answer is not of a known API", _SET_API)
+        return warning("rules", f"{host} was asked for its rules; the answer is not of a known API", SET_API)
     if not may_push:
         message = f"{branch} is protected on {host}, and the token's user may not push to it"
         return error("rules", message, f"on {host}, let the account that pushes push to {branch}")
@@ -78,9 +78,9 @@ def _api_of(host: str, settings: Settings) -> str:
     if not api and version and not settings.database_url:
         api = "https://api.github.com" if host == "github.com" else f"https://{host}/api/{version}"
     if not api:
-        raise FixableError("the address of its API is not known", _SET_API)
+        raise FixableError("the address of its API is not known", SET_API)
     if urlsplit(api).hostname not in {host, f"api.{host}"}:
-        raise FixableError("BRITER_GIT_HOST_API is the address of another host", _SET_API)
+        raise FixableError("BRITER_GIT_HOST_API is the address of another host", SET_API)
     return api
 
 
@@ -110,7 +110,7 @@ def _get(url: str, token: str) -> Any:  # noqa: ANN401 - any JSON
         connection.close()
     if time.monotonic() >= deadline or len(body) > _MAX_BYTES:
         text = f"its API sent no complete answer within {_DEADLINE_S:.0f} s and {_MAX_BYTES} bytes"
-        raise FixableError(text, _SET_API)
+        raise FixableError(text, SET_API)
     if response.status != _OK:
         fix = (
             "give BRITER_GIT_HOST_TOKEN a token that may read the repository, or correct BRITER_GIT_HOST_API"

@@ -15,6 +15,9 @@ import pytest
 from remotes import Exchange, HttpRemote, closed_port, http_remote, serve, stalls
 from sites import program
 
+from briter_worker.doctor.host import SET_API, check_rules
+from briter_worker.settings import load_settings
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -419,6 +422,14 @@ def test_the_token_goes_to_the_remotes_own_host_only(site: Site, host: GitHost) 
     refused = site.command("doctor", **asks, BRITER_GIT_HOST_API="http://git.example.org/api/v4")
     assert (refused.returncode, "BRITER_GIT_HOST_API is" in refused.stderr) == (2, True)
     assert host.tokens == []
+
+
+@pytest.mark.parametrize("api", ["", "https://git.example.org/api/v4"])
+def test_in_a_cluster_who_adds_a_site_does_not_choose_who_gets_the_token(api: str) -> None:
+    node = {"BRITER_DATABASE_URL": "postgresql://db.example.org/briter", "BRITER_GIT_HOST_TOKEN": TOKEN}
+    settings = load_settings({**node, "BRITER_GIT_HOST_API": api})
+    told = check_rules(settings, "https://github.com/me/blog.git")
+    assert (told.state, told.fix) == ("warning", SET_API)
 
 
 def redirects(exchange: Exchange, port: int) -> None:
