@@ -16,7 +16,8 @@ import re
 import secrets
 import threading
 import time
-from contextlib import suppress
+from collections import defaultdict
+from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
@@ -53,6 +54,8 @@ MAX_BYTES = 2 << 20
 MAX_PUBLIC_BYTES = 16 << 10
 MAX_UPLOAD_BYTES = 48 << 20
 """For a job that is submitted with its files in base64."""
+MAX_UPLOADS = 4
+"""Of one token at the same time, as each takes memory; others wait for their turn."""
 MAX_HOOK_BYTES = 25 << 20
 """GitHub sends no more. The body of a git host's call is only hashed, not kept."""
 _MAX_ADDRESSES = 10_000
@@ -243,6 +246,7 @@ class Guard:
         self._app = app
         self._access = access
         self._refuse = refuse
+        self._uploads = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_UPLOADS))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, or pass it on."""
@@ -263,7 +267,9 @@ class Guard:
             answer = await self._admit(scope)
         except ProblemError as refused:
             answer = self._refuse(Request(scope), refused)
-        await (answer or self._app)(scope, _limit(scope, receive), protected)
+        is_upload = answer is None and _UPLOAD.fullmatch(scope["path"])
+        async with self._uploads[ACTOR.get()] if is_upload else nullcontext():
+            await (answer or self._app)(scope, _limit(scope, receive), protected)
 
     async def _admit(self, scope: Scope) -> Response | None:
         """Return the sign-in page's address for a visitor who has to sign in. Raises ProblemError."""

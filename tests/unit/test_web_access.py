@@ -13,6 +13,7 @@ from fastapi import Body, Depends, FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from briter_worker.cluster.tokens import ApiToken
 from briter_worker.sinks.history import Moment
 from briter_worker.web import labels, security
 from briter_worker.web.live import (
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from sse_starlette import EventSourceResponse
-    from starlette.types import Message
+    from starlette.types import Message, Receive, Scope, Send
 
 
 def test_a_session_ends_by_itself() -> None:
@@ -132,6 +133,37 @@ def test_a_body_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     headers = {"authorization": "Bearer token", "content-type": "application/json"}
     body = {"type": "http.request", "body": b'{"slug": "hello"}', "more_body": False}
     assert ask("/api/jobs", headers, body, access=Access("token")) == ([], 413)
+
+
+def test_the_uploads_of_one_token_wait_for_their_turn() -> None:
+    passed: list[str] = []
+    five = asyncio.Event()
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        passed.append(scope["state"]["visit"].token.name)
+        if len(passed) == 5:
+            five.set()
+        await asyncio.Event().wait()
+
+    async def unused(*_: object) -> Any:  # noqa: ANN401 - never called
+        raise AssertionError
+
+    async def upload_all() -> None:
+        access = Access("token")
+        access.find_api_token = lambda name: ApiToken(name, ("blog",), ("enqueue",), 0.0, "")
+        guard = Guard(app, access, lambda _, refused: refused.response())
+        tasks = []
+        for token in ("a", "b", *("a" for _ in range(4))):
+            headers = [(b"authorization", f"Bearer {token}".encode())]
+            scope = {"type": "http", "method": "POST", "path": "/api/sites/blog/jobs", "headers": headers}
+            tasks.append(asyncio.create_task(guard(scope, unused, unused)))
+        await five.wait()
+        await asyncio.wait(tasks, timeout=0.2)
+        assert (passed.count("a"), passed.count("b")) == (4, 1)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(asyncio.wait_for(upload_all(), 20))
 
 
 # The words and times of the pages
