@@ -339,13 +339,14 @@ def joined_keys(newest: Job, older: Sequence[Job], *, with_first_save: bool) -> 
     paths = join_paths(newest.paths, *(job.paths for job in older))
     if set(paths) != set(newest.paths):
         keys |= {"paths": list(paths), "dryRunAt": None}
-    people = [*newest.co_authors]
+    people = [newest.author, *newest.co_authors]
     for job in older:
-        people += [*([job.author] if job.author else []), *job.co_authors]
+        people += [job.author, *job.co_authors]
     others: dict[str, Author] = {}
-    for person in people:
-        if newest.author is None or person.email.casefold() != newest.author.email.casefold():
-            others.setdefault(person.email.casefold(), person)
+    for person in filter(None, people):
+        others.setdefault(person.email.casefold(), person)
+    if newest.author:
+        del others[newest.author.email.casefold()]
     if len(others) > len(newest.co_authors):
         keys["coAuthors"] = [person.model_dump() for person in others.values()][:MAX_CO_AUTHORS]
     if with_first_save:

@@ -76,9 +76,10 @@ class Stop:
 
 @dataclass(eq=False)
 class Puller:
-    """Brings the remote's edits into the site: at an interval (0: never), and on an order, which is a file.
+    """Brings the remote's edits into the site: at an interval (0: never), and on an order.
 
-    `report` gets the failure of a pull, or None: the site condition shows it.
+    The order is a file, which stays until a pull has succeeded. `report` gets the failure of a pull, or None:
+    the site condition shows it.
     """
 
     order: Path
@@ -86,17 +87,21 @@ class Puller:
     pull: Callable[[], None]
     report: Callable[[Failure | None], None]
     _failures: int = 0
+    _tried: int | None = None
+    """The time of the last order that was tried."""
 
     def __post_init__(self) -> None:
         self._next = -math.inf if self.interval else math.inf
 
     def run(self, now: float) -> None:
         """Pull if it is time, at `now` on the monotonic clock. After failures, wait longer each time."""
-        if now < self._next and not self.order.exists():
+        if now < self._next and self._ordered_at() in {None, self._tried}:
             return
+        self._tried = self._ordered_at()
         try:
-            self.order.unlink(missing_ok=True)  # before the pull, which may miss what a later order is about
             self.pull()
+            if self._ordered_at() == self._tried:  # else the pull may have missed what the order is about
+                self.order.unlink(missing_ok=True)
         except StoppedError:
             return
         except (PublishError, OSError) as error:
@@ -107,6 +112,11 @@ class Puller:
         else:
             self._failures, self._next = 0, now + (self.interval or math.inf)
             self.report(None)
+
+    def _ordered_at(self) -> int | None:
+        with suppress(OSError):
+            return self.order.stat().st_mtime_ns
+        return None
 
 
 @dataclass(kw_only=True, eq=False)
