@@ -44,10 +44,6 @@ _NOT_SEEN_BY_A_PULL = frozenset(
 """Conditions that may keep a post from being pushed although the remote's commits can be fetched."""
 
 Ending = events.JobOutcome | events.Superseded | events.Cancelled | events.Quarantined | events.ConflictAhead
-_WORTH_A_HISTORY = (
-    *(events.JobEvent, events.ConditionChanged, events.SiteUpdated, events.Steered),
-    events.WorkerStopped,  # shows how often cron runs
-)
 _RECORDED = ("attempt", "duration_ms", "commit", "error", "failure", "fix", "retry_at", "superseded_by")
 """The fields of an outcome that are columns of its receipt."""
 
@@ -306,7 +302,6 @@ class HistorySink:
         self._clock = clock
         self._waiting: list[tuple[float, events.Event]] = []
         self._drain: RunningDrain | None = None
-        self._is_used = False
         self._written_at = 0.0
         self._retire_at = 0.0
 
@@ -315,9 +310,8 @@ class HistorySink:
 
         Raises StoreError; then what was not written is lost.
         """
-        self._is_used = self._is_used or any(isinstance(event, _WORTH_A_HISTORY) for event in batch)
-        if not self._is_used:
-            return
+        if any(isinstance(event, events.WorkerSkipped) for event in batch):
+            return  # the history is the other worker's
         now = self._clock()
         self._written_at = self._written_at or now
         self._waiting += [(now, event) for event in batch]

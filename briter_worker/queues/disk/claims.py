@@ -86,11 +86,15 @@ class ClaimFolder:
         with Folder.open(self._root_path) as root, root.open_child(_FOLDER) as claimed:
             yield claimed
 
+    def list_names(self) -> list[str]:
+        """Return the names in `.claimed/`, without the lock."""
+        with contextlib.suppress(FileNotFoundError), self.opened() as folder:
+            return folder.names()
+        return []
+
     def has_taken(self) -> bool:
         """Return True if an interrupted operation, or a running one, has taken files. Needs no lock."""
-        with contextlib.suppress(FileNotFoundError), self.opened() as folder:
-            return any(map(_is_taken, folder.names()))
-        return False
+        return any(map(_is_taken, self.list_names()))
 
     # Out of the queue folder, and back
 
@@ -249,9 +253,9 @@ def _is_taken(name: str) -> bool:
     return name.startswith(".") and name.endswith(SUFFIX)
 
 
-def marked(folder: Folder, mark: str) -> set[str]:
-    """Return the claims that have this mark: one look, however many there are."""
-    return {name.removesuffix(mark) for name in folder.names() if name.endswith(mark)}
+def marked(names: Iterable[str], mark: str) -> set[str]:
+    """Return the claims that have this mark."""
+    return {name.removesuffix(mark) for name in names if name.endswith(mark)}
 
 
 def read_claimed(folder: Folder, name: str) -> JobFile | None:

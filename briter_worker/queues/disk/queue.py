@@ -240,7 +240,7 @@ class DiskQueue(DiskControl):
     def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Put jobs back as if they had not been claimed; remove and return the cancelled ones."""
         with self._claims.exclusively():
-            cancelled = marked(self._claims.claimed, CANCEL)
+            cancelled = marked(self._claims.claimed.names(), CANCEL)
             self._claims.give_back(claim.key for claim in claims if claim.key not in cancelled)
             removed = [claim for claim in claims if claim.key in cancelled]
             self._remove(claim.key for claim in removed)
@@ -248,9 +248,7 @@ class DiskQueue(DiskControl):
 
     def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
         """Return the keys of the claims whose cancellation was requested."""
-        with contextlib.suppress(FileNotFoundError), self._claims.opened() as folder:
-            return marked(folder, CANCEL) & {claim.key for claim in claims}
-        return set()
+        return marked(self._claims.list_names(), CANCEL) & {claim.key for claim in claims}
 
     def find_superseded(self, claims: Sequence[Claim], now: float) -> Collection[str]:
         """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
