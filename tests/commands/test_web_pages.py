@@ -181,11 +181,13 @@ def test_the_headline_follows_from_facts_and_the_command_says_the_same(
     site: Site, dashboard: Dashboard
 ) -> None:
     def headline() -> str:
-        page = dashboard.page.get("/").text
-        found = re.search(r'<h1 id="condition">(.*)\.</h1>', page)
-        assert found
+        def shown() -> str:
+            found = re.search(r'<h1 id="condition">(.*)\.</h1>', dashboard.page.get("/").text)
+            assert found
+            return html.unescape(found[1])
+
         said: str = json.loads(site.command("status", "--json").stdout)["headline"]["text"]
-        assert said == html.unescape(found[1])
+        eventually(lambda: shown() == said)
         for command in ("health", "doctor"):
             assert said in site.command(command).stdout, command
         return said

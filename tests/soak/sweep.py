@@ -61,7 +61,7 @@ DELICATE = {
     "the plan": ("worker", "write site/.git/briter/"),
     "the plan's name": ("worker", "rename site/.git/briter/"),
     "the branch": ("update-ref", "rename site/.git/refs/heads/main.lock"),
-    "the index": ("worker", "rename site/.git/index.lock"),
+    "the index": ("worker", "rename site/.git/briter/git-index"),
     "the completed job": ("worker", "unlinkat storage/queue/.claimed/"),
     "the completed plan": ("worker", "unlink site/.git/briter/0d6e4079e36703eb/plans/"),
 }
