@@ -213,3 +213,9 @@ def test_without_an_exchange_a_file_is_replaced_after_a_look(
 
 
 # Locks
+
+
+def test_a_lock_that_a_dead_worker_left_stops_nobody(site: Site, worker: MirrorWorker) -> None:
+    (site.worktree / ".git/index.lock").write_bytes(b"briter-worker")
+    assert follow(worker, push_theirs(site, worker, welcome="theirs\n"))
+    assert_followed(site, worker)
