@@ -14,12 +14,21 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import is_safe_to_check_out
 from briter_worker.errors import FailureCode, PublishError, describe, os_error_text
 from briter_worker.git.index import Index, hash_files
-from briter_worker.git.repository import DIFF_TREE, LINK, SUBMODULE, Entry, blob_of, move_line, read_raw
+from briter_worker.git.repository import (
+    DIFF_TREE,
+    LINK,
+    SUBMODULE,
+    Entry,
+    blob_of,
+    move_line,
+    nul_lines,
+    read_raw,
+)
 from briter_worker.git.work_tree import WorkTree
 
 if TYPE_CHECKING:
@@ -53,45 +62,6 @@ class MirrorState:
     """The versions that files started from, where the branch has another one."""
 
 
-class _StateRef:
-    """Stores the mirror's state below one ref, which moves together with the branch; git keeps the blobs."""
-
-    def __init__(self, repository: Repository) -> None:
-        self._repository = repository
-        self.git = repository.git
-        self._name = f"{repository.own_refs}/mirror"
-
-    def read(self) -> MirrorState:
-        tree = self._repository.ref(self._name)
-        if tree is None:
-            return MirrorState()
-        try:
-            document = json.loads(self._repository.blob(f"{tree}:{_RECORD}"))
-            bases = {path: FileBase(**base) for path, base in document["bases"].items()}
-            return MirrorState(document["late"], bases)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise PublishError(
-                FailureCode.CORRUPT, f"{self._name} is damaged: {error}", f"git update-ref -d {self._name}"
-            ) from error
-
-    def move_to(self, state: MirrorState) -> Move | None:
-        """Store the state, and return the move of the ref that makes it count; None if it counts already."""
-        now = self._repository.ref(self._name)
-        new = None if state == MirrorState() else self._write(asdict(state), state.bases.values())
-        return None if new == now else (self._name, new, now or "")
-
-    def save(self, state: MirrorState) -> None:
-        if move := self.move_to(state):
-            self._repository.update_refs(move)
-
-    def _write(self, document: dict[str, Any], bases: Collection[FileBase]) -> str:
-        content = json.dumps(document, sort_keys=True).encode()
-        record = self.git.run("hash-object", "-w", "--stdin", "--no-filters", stdin=content).decode().strip()
-        names = {_RECORD: record} | {base.blob: base.blob for base in bases if base.blob}
-        stdin = "".join(f"100644 blob {blob}\t{name}\0" for name, blob in names.items())
-        return self.git.run("mktree", "-z", stdin=stdin.encode()).decode().strip()
-
-
 class Checkout:
     """The CMS's clone, which follows the remote when it can."""
 
@@ -116,7 +86,7 @@ class Checkout:
         self.is_blocked = False
         """The last sync waits for a user's local changes."""
         self.git = repository.git
-        self._state = _StateRef(repository)
+        self._state_ref = f"{repository.own_refs}/mirror"
         self._warn = warn
         self._warned: set[str] = set()
 
@@ -124,8 +94,33 @@ class Checkout:
         """Look at the CMS's edits of files that `tip` changed, with the versions that they are edits of."""
 
     def state(self) -> MirrorState:
-        """Return what the mirror remembers."""
-        return self._state.read()
+        """Return what the mirror remembers below one ref, which moves together with the branch."""
+        tree = self.repository.ref(self._state_ref)
+        if tree is None:
+            return MirrorState()
+        try:
+            document = json.loads(self.repository.blob(f"{tree}:{_RECORD}"))
+            bases = {path: FileBase(**base) for path, base in document["bases"].items()}
+            return MirrorState(document["late"], bases)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            text, fix = f"{self._state_ref} is damaged: {error}", f"git update-ref -d {self._state_ref}"
+            raise PublishError(FailureCode.CORRUPT, text, fix) from error
+
+    def write_state(self, state: MirrorState) -> list[Move]:
+        """Store the state beside its blobs, which git keeps. Return the move of the ref, if it is needed."""
+        now, new = self.repository.ref(self._state_ref), None
+        if state != MirrorState():
+            record = json.dumps(asdict(state), sort_keys=True).encode()
+            command = ("hash-object", "-w", "--stdin", "--no-filters")
+            names = {_RECORD: self.git.run(*command, stdin=record).decode().strip()}
+            names |= {base.blob: base.blob for base in state.bases.values() if base.blob}
+            lines = (f"100644 blob {blob}\t{name}" for name, blob in names.items())
+            new = self.git.run("mktree", "-z", stdin=nul_lines(lines)).decode().strip()
+        return [] if new == now else [(self._state_ref, new, now or "")]
+
+    def _save(self, state: MirrorState) -> None:
+        if moves := self.write_state(state):
+            self.repository.update_refs(*moves)
 
     def agreed(self, tip: str) -> str:
         """Return the commit where the local branch and the remote's `tip` last agreed, else `tip`."""
@@ -177,14 +172,18 @@ class Checkout:
         self._recover()
         index, state = self._index, self.state()
         for tries_left in reversed(range(_TRIES)):
-            old = self._local()
-            new = tip if old == tip or self._may_move(old, tip, left) else old
+            old, new = self._local(), tip
+            if old != left and not self.repository.is_ancestor(old, tip):
+                new = old  # a user has pulled
+                if not self.repository.is_ancestor(tip, old):
+                    text = f"{self.repository.branch} has commits that the remote lacks"
+                    raise PublishError(FailureCode.DIVERGED, text, "briter-worker pull --rebase --push")
             try:
                 with closing(self._open_work_tree()) as work_tree, index.copied():
                     move = _Move(self, old, new, state, index, work_tree)
                     move.prepare(blobs)
-                    move.run(self._state)
-                    self._state.save(move.next_state(_Action.KEEP))
+                    move.run()
+                    self._save(move.next_state(_Action.KEEP))
                     work_tree.clear_temporary()
                 break
             except PublishError as failure:
@@ -211,22 +210,7 @@ class Checkout:
             entries = self.repository.entries(self._local(), blobs)
             committed = self._index.committed({path: entries.get(path) for path in blobs})
         bases = {path: FileBase(blob, committed.get(path, "")) for path, blob in blobs.items()}
-        self._state.save(MirrorState(tip, {**state.bases, **bases}))
-
-    def _may_move(self, old: str, tip: str, left: str | None) -> bool:
-        """Return True if `tip` contains the local branch; False if a user has pulled and it is contained.
-
-        Raises PublishError if there are local commits that the remote lacks.
-        """
-        if old == left or self.repository.is_ancestor(old, tip):
-            return True
-        if self.repository.is_ancestor(tip, old):
-            return False
-        raise PublishError(
-            FailureCode.DIVERGED,
-            f"{self.repository.branch} has commits that the remote lacks",
-            "briter-worker pull --rebase --push",
-        )
+        self._save(MirrorState(tip, {**state.bases, **bases}))
 
     @cached_property
     def _index(self) -> Index:
@@ -409,12 +393,12 @@ class _Move:
                 self.failed[path] = error
                 each.action = _Action.KEEP
 
-    def run(self, state: _StateRef) -> None:
+    def run(self) -> None:
         """Make the move, unless there is nothing to do."""
         wanted = self.paths(_Action.WRITE)
         if self.old == self.new and not wanted and not self.index.is_changed:
             return
-        moves = [state.move_to(self.next_state(_Action.KEEP, _Action.WRITE))]
+        moves = self.checkout.write_state(self.next_state(_Action.KEEP, _Action.WRITE))
         if self.old != self.new:
             moves.append((self.checkout.repository.branch_ref, self.new, self.old))
         what = f"{self.checkout.repository.branch} could not be moved"
@@ -423,7 +407,7 @@ class _Move:
             with self.index.locked(), update as command:
                 say = partial(_transact, command)
                 say("start")
-                for move in filter(None, moves):
+                for move in moves:
                     say(move_line(move))
                 say("prepare")
                 self.checkout.repository.check()  # nobody can switch branches any more: HEAD is locked, too

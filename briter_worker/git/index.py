@@ -94,7 +94,10 @@ class Index:
         """Work on a copy of the index as it is now."""
         self.clear_leftovers()
         try:
-            self._wait_for_switch(self._file.stat())
+            modified = self._file.stat().st_mtime
+            age, refs = time.time() - modified, [path for path in self._refs if path.exists()]
+            if 0 <= age < _SWITCH_S and all(path.stat().st_mtime < modified for path in refs):
+                time.sleep(_SWITCH_S - age)
             self._copied, self.is_changed = self.stamp(), False
             try:  # the same file is on the disk already; git never writes into it, but replaces its name
                 os.link(self._file, self._copy)
@@ -106,12 +109,6 @@ class Index:
             yield
         finally:
             self.clear_leftovers()
-
-    def _wait_for_switch(self, status: os.stat_result) -> None:
-        age = time.time() - status.st_mtime
-        written = [path.stat().st_mtime_ns for path in self._refs if path.exists()]
-        if 0 <= age < _SWITCH_S and max(written, default=0) < status.st_mtime_ns:
-            time.sleep(_SWITCH_S - age)
 
     def change(self, entries: Mapping[str, Entry | None]) -> None:
         """Set these entries in the copy; None removes one."""

@@ -53,7 +53,11 @@ def pull(
     with repository.working(patience):
         repository.check()
         for _ in range(_MAX_RACES):
-            tip = _fetch(repository)
+            tip = repository.fetch()
+            repository.check_not_rewritten(tip)
+            refs = (repository.pushed_ref, repository.tracking_ref)
+            if moves := [(ref, tip, None) for ref in refs if repository.ref(ref) != tip]:
+                repository.update_refs(*moves)
             _remember_published(repository, checkout, tip)
             local = str(repository.ref(repository.branch_ref))
             if repository.is_ancestor(local, tip):
@@ -78,15 +82,6 @@ def pull(
     raise PublishError(
         FailureCode.LOST_RACE, "others pushed again and again meanwhile", "briter-worker pull --rebase --push"
     )
-
-
-def _fetch(repository: Repository) -> str:
-    tip = repository.fetch()
-    repository.check_not_rewritten(tip)
-    refs = (repository.pushed_ref, repository.tracking_ref)
-    if moves := [(ref, tip, None) for ref in refs if repository.ref(ref) != tip]:
-        repository.update_refs(*moves)
-    return tip
 
 
 def _remember_published(repository: Repository, checkout: Checkout, tip: str) -> None:

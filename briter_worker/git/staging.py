@@ -338,11 +338,6 @@ class _Batch:
     # The result
 
     def _finish(self, staged: Staged) -> None:
-        read = [self._read.get(path) for path in (*staged.gone, *staged.files)]
-        failed = [each.failure for each in read if isinstance(each, PublishError)]
-        staged.failure = next(
-            (each for each in failed if each.code is not FailureCode.NO_PATHS), staged.failure
-        )
         changes = self._changes(staged)
         is_rejected = all({each, path} & staged.rejected.keys() for each, path in staged.places.items())
         if staged.failure is None and is_rejected:
@@ -352,12 +347,14 @@ class _Batch:
             staged.uses_lfs = not self._lfs.isdisjoint(changes)
 
     def _changes(self, staged: Staged) -> dict[str, File | None]:
-        """Return the changes by path, deletions first; reject paths that cannot be where they are."""
+        """Return the changes by path, deletions first; reject what cannot be read, or be where it is."""
         changes: dict[str, File | None] = {}
         for path in (*staged.gone, *staged.files):
             known, was = self._read.get(path), self._tree.get(path)
             if isinstance(known, PublishError):
                 staged.rejected[path] = known.message
+                if known.code is not FailureCode.NO_PATHS:
+                    staged.failure = known.failure
             elif known is None:
                 if was is not None:
                     changes[path] = None

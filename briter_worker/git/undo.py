@@ -174,24 +174,18 @@ def _check_published(repository: Repository, commit: str) -> str:
 def _find_goal(repository: Repository, last: str, to: str | None) -> tuple[str, str]:
     """Return the remote's tip as last seen, and the commit to go back to."""
     tip = _check_published(repository, last)
-    commit = _rev_parse(repository, to or f"{last}^")
-    if commit is None and not to:
+    revision = (to or f"{last}^").replace("\0", " ")
+    command = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    commit = repository.git.attempt(*command)[1].decode().strip()
+    if not commit and not to:
         text = f"nothing was on the branch before the publication {last[:10]}"
         raise DeclinedError(text, "git fetch --unshallow if the clone is shallow; else delete the files")
-    if commit is None or not repository.is_ancestor(commit, tip):
+    if not commit or not repository.is_ancestor(commit, tip):
         raise UsageError(
             f"--to is {to!r}, which is no commit of {repository.branch} that this repository knows",
             f"choose one of: git log {repository.remote}/{repository.branch}",
         )
     return tip, commit
-
-
-def _rev_parse(repository: Repository, revision: str) -> str | None:
-    if "\0" in revision:
-        return None
-    command = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
-    out = repository.git.attempt(*command)[1].decode().strip()
-    return out if _COMMIT.fullmatch(out) else None
 
 
 def _changed_paths(repository: Repository, commits: Sequence[str], goal: str) -> list[str]:
