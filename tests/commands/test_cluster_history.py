@@ -92,9 +92,6 @@ def test_a_database_that_is_away_costs_receipts(postgres_server: Server, store: 
     assert warning.fix == unreadable.value.fix != ""
 
 
-# --- condition
-
-
 # --- the program
 
 

@@ -257,24 +257,6 @@ def test_no_secret_reaches_the_database_or_the_screen(cluster: Site, database_ur
 
 @pytest.mark.parametrize(
     "remote",
-    [
-        REMOTE,
-        "http://127.0.0.1:8080/a/b.git",
-        "ssh://git@git.example.org:2222/~/blog.git",
-        "git@git.example.org:team/blog.git",
-        "git.example.org:blog",
-        "git://git.example.org/blog.git",
-        "file:///srv/git/blog.git",
-        "/srv/git/blog ünd.git".replace(" ", "-"),
-        "https://[::1]:8443/blog.git",
-    ],
-)
-def test_an_address_of_a_repository_is_taken(remote: str) -> None:
-    check_remote(remote)
-
-
-@pytest.mark.parametrize(
-    "remote",
     """|blog|../blog|-oProxyCommand=x|ext::sh -c x|ext::sh|https://u:p@h/x|https://u@h/x|ssh://u:p@h/x
 ftp://h/x|https://h/x?a=b|https://h/x#y|https://h/a b|fd::7|host:|https://h|https:///x|-h:x|git@-h:x
 https://h/x\x7f|https://h/glpat-a1a1a1a1a1a1a1a1a1a1/x""".replace("\n", "|").split("|"),

@@ -252,9 +252,6 @@ def test_a_post_to_a_stalled_or_slow_receiver_ends_in_time(receiver: Receiver) -
         assert time.monotonic() - began < 8, "the limit of one read would be 10 s"
 
 
-# TLS
-
-
 # Addresses inside our own network
 
 

@@ -617,20 +617,6 @@ def test_only_what_waits_for_a_time_can_be_published_now(engine: Backend) -> Non
     assert "retry" in declined.value.fix
 
 
-def test_another_process_sees_and_changes_the_queue_while_the_worker_is_at_work(engine: Backend) -> None:
-    engine.save("busy", ["x"], created=NOW - 2)
-    claims = claimed(engine)
-    engine.save("dead", ["x"], created=NOW - 1)
-    dead_letter(engine, claimed(engine))
-    engine.restart()
-    states = {row.job.slug: (row.state, row.job.attempts) for row in engine.queue.jobs(NOW)}
-    assert states == {"busy": (CLAIMED, 1), "dead": (FAILED, 1)}
-    engine.queue.retry("dead", NOW)
-    assert slugs(engine.queue.claim(NOW).claims) == ["dead"]
-    acknowledge(engine, claims)
-    assert engine.rows("busy") == []
-
-
 def test_ten_saves_in_any_state_leave_nothing_behind(engine: Backend) -> None:
     seen: set[str] = set()
     for number in range(10):

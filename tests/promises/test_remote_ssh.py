@@ -70,12 +70,6 @@ def test_nobody_is_ever_asked_for_a_passphrase(site: Site, ssh: SshHost) -> None
     assert not mark.exists(), mark.read_text()
 
 
-def test_a_login_that_prints_a_greeting_is_told(site: Site, ssh: SshHost) -> None:
-    ssh.let_in(options='command="echo Welcome"')
-    fix = "check what the remote's login prints"
-    assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, fix, ssh.let_in)
-
-
 @pytest.mark.usefixtures("ssh")
 def test_a_master_connection_that_stays_does_not_hold_up_the_push(site: Site) -> None:
     """As ControlPersist has it: a daemon of ssh's own, with git's standard error still open."""

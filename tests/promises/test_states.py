@@ -280,12 +280,6 @@ def test_without_a_home_the_posts_are_published(site: Site) -> None:
     assert result.of("published"), result.stdout + result.stderr
 
 
-# Its state
-
-
-# Its refs and objects
-
-
 # What a power cut has damaged
 
 
@@ -319,9 +313,6 @@ def test_a_damaged_ref_of_the_workers_own_does_not_stop_the_posts(site: Site, ke
     assert site.run_once().returncode == 0
     save(site)
     assert site.run_once().of("published")
-
-
-# SHA-256
 
 
 # Locks and leftovers

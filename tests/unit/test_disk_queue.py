@@ -239,9 +239,6 @@ def test_an_immutable_job_file_is_reported_and_stops_no_other(
     assert [claim.job.slug for claim in disk.queue.claim(NOW + 90).claims] == ["a"]
 
 
-# Scheduled jobs whose files are damaged
-
-
 # The pause
 
 

@@ -190,9 +190,6 @@ def test_what_somebody_removes_at_any_step_of_a_claim_is_in_nobodys_way(
     pytest.fail("it never ends")
 
 
-# Another one
-
-
 # Not to be read
 
 

@@ -157,9 +157,6 @@ def test_the_attempt_of_a_dead_worker_is_interrupted_by_the_next_one(book: Book)
     assert book.history.under_way() == []
 
 
-# --- phases
-
-
 # --- retention
 
 

@@ -122,9 +122,6 @@ def test_the_first_line_is_the_pid_alone_and_the_second_a_json_object(path: Path
     assert path.stat().st_size == 512  # always: what comes next overwrites it without truncating
 
 
-# Forked children
-
-
 # A held kernel lock is never broken
 
 
@@ -281,6 +278,3 @@ def test_a_symlink_is_refused_and_its_target_is_untouched(path: Path, lock: Site
     with pytest.raises(PublishError, match=r"worker\.lock cannot be locked: .*symbolic link"):
         lock.acquire(NOW)
     assert target.read_text() == f"{DEAD}\n"
-
-
-# Readers

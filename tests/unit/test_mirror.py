@@ -152,9 +152,6 @@ def test_written_files_keep_group_mode_and_setgid_whatever_the_umask(
     assert access == {"sub": (0o2775, group), "sub/new.md": (0o664, group), "welcome.md": (0o660, group)}
 
 
-# Later
-
-
 # The moment of the exchange
 
 
