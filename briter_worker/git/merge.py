@@ -71,11 +71,6 @@ class Item(NamedTuple):
     edits: tuple[Edit, ...]
 
     @property
-    def key(self) -> str:
-        """Return the claim's key."""
-        return self.claim.key
-
-    @property
     def blobs(self) -> dict[str, str | None]:
         """Return the author's version of each path."""
         return {**self.staged.unchanged, **{edit.path: edit.blob for edit in self.edits}}
@@ -102,7 +97,7 @@ class Item(NamedTuple):
     ) -> Outcome:
         """Return the claim's outcome."""
         rejected = (*self.staged.rejected, *self.staged.missing)
-        return Outcome(self.key, result, commit, failure, rejected_paths=rejected)
+        return Outcome(self.claim.key, result, commit, failure, rejected_paths=rejected)
 
 
 class Merge:

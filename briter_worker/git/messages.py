@@ -196,16 +196,15 @@ def status_text(status: int) -> str:
     return f"exit status {status}"
 
 
-def is_remote_moved(summary: str, text: str) -> bool:
-    """Return True if a rejection says that the remote branch is not where it was last seen."""
-    summary, there = _without_names(summary), _split_voices(_shorten(text))[1]
-    return _has(_MOVED, summary) or _has(_MOVED_THERE, f"{summary}\n{there}")
+def from_rejection(summary: str, text: str) -> PublishError | None:
+    """Return what the remote's rejection of a push means: REJECTED when the contents are at fault.
 
-
-def from_rejection(summary: str, text: str) -> PublishError:
-    """Return what the remote's rejection of a push means: REJECTED when the contents are at fault."""
-    text = _shorten(text)
-    said = f"{_without_names(summary)}\n{_split_voices(text)[1]}"
+    Return None if the remote branch is not where it was last seen.
+    """
+    text, title = _shorten(text), _without_names(summary)
+    said = f"{title}\n{_split_voices(text)[1]}"
+    if _has(_MOVED, title) or _has(_MOVED_THERE, said):
+        return None
     found = None if _UNSTARTABLE_HOOK.search(text) else _find(_REJECTIONS, said)  # whatever is pushed
     code, fix = found or (FailureCode.REMOTE_REFUSED, _REPAIR)
     lines = (_REMOTE_LINE.match(line) for line in re.split(r"[\r\n]+", text))

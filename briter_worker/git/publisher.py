@@ -123,7 +123,7 @@ class GitPublisher:
                 released = item.outcome(Result.RELEASED)
                 if any(is_inside(folder, change.path) for change in changes for folder in newly_scheduled):
                     outcomes.append(released)
-                elif outcome := check(item.key, changes):
+                elif outcome := check(item.claim.key, changes):
                     outcomes.append(outcome._replace(rejected_paths=released.rejected_paths))
                 else:
                     items.append(item)
@@ -239,15 +239,15 @@ class GitPublisher:
             return now + time.monotonic() - started
 
         while waiting:
-            if late := find_late(self._repository, (item.key for item in waiting), tip.commit):
-                found = [(item, late[item.key]) for item in waiting if item.key in late]
+            if late := find_late(self._repository, (item.claim.key for item in waiting), tip.commit):
+                found = [(item, late[item.claim.key]) for item in waiting if item.claim.key in late]
                 settled += [self._settle_late(item, commit, tip) for item, commit in found]
-                waiting = [item for item in waiting if item.key not in late]
+                waiting = [item for item in waiting if item.claim.key not in late]
                 continue
             plan, merge, unchanged, conflicts = self._build(waiting, tip, now)
-            if gone := {item.key for item in waiting} & set(cancelled()):
-                settled += [item.outcome(Result.CANCELLED) for item in waiting if item.key in gone]
-                waiting = [item for item in waiting if item.key not in gone]
+            if gone := {item.claim.key for item in waiting} & set(cancelled()):
+                settled += [item.outcome(Result.CANCELLED) for item in waiting if item.claim.key in gone]
+                waiting = [item for item in waiting if item.claim.key not in gone]
                 self._discard(plan, None)
                 continue
             if plan.commits:
@@ -266,7 +266,7 @@ class GitPublisher:
                 self._conflicts.settle(item, paths, merge, clock=clock, dry_run=self.dry_run)
                 for item, paths in conflicts
             ]
-            published = ((item, plan.commits.get(item.key)) for item in waiting)
+            published = ((item, plan.commits.get(item.claim.key)) for item in waiting)
             settled += [item.outcome(Result.PUBLISHED, commit=commit) for item, commit in published if commit]
             settled += [tip.unchanged(item) for item in unchanged]
             if plan.commits and self._repository.git.worktree:  # while the local branch follows
@@ -282,7 +282,7 @@ class GitPublisher:
         """Return the outcome of a save that an earlier push has published; its file is an edit of that."""
         entries = self._repository.entries(commit, item.blobs)
         blobs = {path: entries[path].blob if path in entries else None for path in item.blobs}
-        plan = Plan("", tip.expect, commit, {item.key: commit}, blobs)
+        plan = Plan("", tip.expect, commit, {item.claim.key: commit}, blobs)
         self._follow(plan, tip.commit)
         return self._described([item.outcome(Result.PUBLISHED, commit=commit)], plan, f"{commit}^")[0]
 
@@ -311,10 +311,10 @@ class GitPublisher:
                 continue
             blobs |= item.blobs
             if files:
-                own[item.key] = item.commit(self.identity, now, files)
-                carriers |= dict.fromkeys(files, item.key)
+                own[item.claim.key] = item.commit(self.identity, now, files)
+                carriers |= dict.fromkeys(files, item.claim.key)
             elif carrier := next((carriers[path] for path in item.blobs if path in carriers), None):
-                carried[item.key] = carrier
+                carried[item.claim.key] = carrier
             else:
                 unchanged.append(item)
         names: dict[str, str] = {}

@@ -323,9 +323,9 @@ def _result_of(infos: list[PushInfo], text: str) -> bool:
     summary = infos[0].summary.strip() if infos else ""
     if not infos or not infos[0].flags & _REFUSED:
         raise messages.from_git("the push failed", f"{summary}\n{text}")
-    if messages.is_remote_moved(summary, text):
-        return False
-    raise messages.from_rejection(summary, text)
+    if failure := messages.from_rejection(summary, text):
+        raise failure
+    return False
 
 
 def note_unlanded(repository: Repository, commits: Mapping[str, str]) -> None:
@@ -335,6 +335,10 @@ def note_unlanded(repository: Repository, commits: Mapping[str, str]) -> None:
 
 def find_late(repository: Repository, keys: Iterable[str], tip: str) -> Mapping[str, str]:
     """Return the commits of these saves that have landed after all: `tip` contains them."""
+    folder, prefix = repository.git.common_dir, repository.unlanded_refs
+    packed = folder / "packed-refs"
+    if not (folder / prefix).is_dir() and not (packed.is_file() and prefix.encode() in packed.read_bytes()):
+        return {}  # nearly always: a batch may have thousands of saves
     noted = ((key, repository.ref(_unlanded_ref(repository, key))) for key in keys)
     return {key: sha for key, sha in noted if sha and repository.is_ancestor(sha, tip)}
 

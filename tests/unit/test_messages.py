@@ -215,6 +215,7 @@ REFUSALS = read_cases(r"""
 def test_a_refusal_says_whether_the_contents_are_at_fault(word: FailureCode, said: str) -> None:
     summary, _, text = said.partition("\n")
     failure = messages.from_rejection(summary, text)
+    assert failure is not None
     assert failure.code is word, failure.message
     assert failure.fix
 
@@ -242,7 +243,7 @@ def test_a_refusal_says_whether_the_contents_are_at_fault(word: FailureCode, sai
     ],
 )
 def test_a_refusal_says_whether_the_remote_has_moved(summary: str, text: str, moved: bool) -> None:  # noqa: FBT001
-    assert messages.is_remote_moved(summary, text) is moved
+    assert (messages.from_rejection(summary, text) is None) is moved
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,6 @@ def test_a_megabyte_of_words_is_read_at_once(piece: str) -> None:
     began = time.process_time()
     messages.from_git("x", text)
     messages.from_rejection("y", text)
-    messages.is_remote_moved("y", text)
     assert time.process_time() - began < 1.0
 
 
@@ -275,7 +275,7 @@ def test_no_half_of_a_secret_is_shown_where_words_are_cut(pad: int) -> None:
     secret = "https://u:s3cr3tcanary@h/x "  # noqa: S105 - it opens nothing
     for text in ("remote: " + "x " * (pad // 2) + "y" * (pad % 2) + secret * 2000, secret * 2000 + "z" * pad):
         assert "s3cr" not in messages.from_git("it failed", text).message
-        assert "s3cr" not in messages.from_rejection("[remote rejected] (hook declined)", text).message
+        assert "s3cr" not in str(messages.from_rejection("[remote rejected] (hook declined)", text))
 
 
 # The classes of the codes
