@@ -303,7 +303,9 @@ class Conflicts:
         ref = f"{repository.own_refs}/conflict/{uuid.uuid4().hex}"
         commits = [item.commit(self._identity, now, files)]
         (commit,) = write_commits(repository.git, commits, parent=parent, ref=ref, progress=lambda *_: None)
-        name = _branch_name(slug)
+        # Without slashes: git keeps no branch below another one.
+        plain = re.sub(r"[^\w-]+", "-", slug).encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
+        name = f"conflict/{plain.strip('-') or 'post'}"
         own = [base.conflicts[slug] for base in self._open.values() if slug in base.conflicts]
         candidates = {each.branch: each.commit for each in own if each.branch}
         wanted = [*candidates.items(), (name, None), (f"{name}-{commit[:8]}", None)]
@@ -338,9 +340,3 @@ class Conflicts:
             conflict = new._replace(ours=item.blobs[path], theirs=theirs, recorded_at=at)
             self._open[path] = BaseVersion(known.blob, {**known.conflicts, slug: conflict})
         self._store.remember({path: self._open[path] for path in paths}, {})
-
-
-def _branch_name(slug: str) -> str:
-    """Return the branch for a slug: whatever is no letter, digit or underscore becomes a dash."""
-    name = re.sub(r"[^\w-]+", "-", slug).encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
-    return f"conflict/{name.strip('-') or 'post'}"

@@ -429,10 +429,10 @@ class GitPublisher:
         A plan that the branch at `local` contains counts no more: a worker that died has synced the files to
         that branch, perhaps with later edits of the remote's.
         """
-        blobs: dict[str, str | None] = {}
-        others = (each for each in self.plans.plans() if each.id != plan.id)
-        for each in (*(other for other in others if self._repository.is_ancestor(other.tip, tip)), plan):
-            if not (local and self._repository.is_ancestor(each.tip, local)):
+        is_ancestor, blobs = self._repository.is_ancestor, dict[str, str | None]()
+        others = (each for each in self.plans.plans() if each.id != plan.id and is_ancestor(each.tip, tip))
+        for each in (*others, plan):
+            if not (local and is_ancestor(each.tip, local)):
                 blobs |= each.blobs
         return blobs
 

@@ -255,10 +255,10 @@ class Git:
         """End what was begun and is not needed, as of a batch that ended early: each ends with its input."""
         while self._begun:
             command = self._begun.popitem()[1]
-            if command.process.stdin is not None:
-                with suppress(OSError):
+            with suppress(OSError, ValueError):  # `abort` or `close` may have ended it
+                if command.process.stdin is not None:
                     command.send.close()
-            command.read_output()
+                command.read_output()
             self._finish(command)
 
     @contextmanager
@@ -281,10 +281,8 @@ class Git:
                 command.end()
                 raise
             said = command.read_output()[1]
-        if status := command.process.returncode:
-            raise self.failure(what or f"git {args[0]} failed", said, status) from failed
-        if failed is not None:
-            raise PublishError(FailureCode.INTERNAL, f"git {args[0]} ended early") from failed
+        if failed or command.process.returncode:
+            raise self.failure(what or f"git {args[0]} failed", said, command.process.returncode) from failed
 
     def failure(self, what: str, said: str, status: int) -> PublishError:
         """Return what a failed command's text means."""
