@@ -34,7 +34,7 @@ class Command:
         self.name = name
         self.send = cast("IO[bytes]", process.stdin)
         self.answers = cast("IO[bytes]", process.stdout)
-        self.is_expired = self.is_killed = False
+        self.is_expired = False
         self._ending = threading.RLock()  # `abort` may come from a signal handler
         self.set_deadline(timeout)
 
@@ -84,7 +84,6 @@ class Command:
         """End the process and everything it started."""
         with self._ending:
             if not self.has_exited():
-                self.is_killed = True
                 end_process(self.process)
 
     def finish(self) -> None:

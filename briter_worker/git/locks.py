@@ -79,15 +79,11 @@ class LockFiles:
             mark.touch()
         except OSError as error:
             raise PublishError.from_os("the repository cannot be written", error) from error
-        killed = self._git.killed
         try:
             yield
         finally:
             with suppress(OSError, PublishError):
-                if self._git.killed > killed:  # these could not remove their locks
-                    self._remove_stale(mark, self.find())
-                else:
-                    self._remove_lasting(mark)
+                self._remove_lasting(mark)  # of a git that was killed, or failed
                 mark.unlink(missing_ok=True)
 
     def _remove_lasting(self, mark: Path) -> list[Path]:

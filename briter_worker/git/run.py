@@ -69,8 +69,6 @@ class Git:
     """The branch to check out, for the fix of a damaged HEAD."""
     configuration: Configuration | None = field(default=None, init=False)
     """Git's configuration here, once it is read."""
-    killed: int = field(default=0, init=False)
-    """Number of processes that were killed: these may have left lock files."""
     watch: Callable[[bytes], object] = field(default=len, init=False)
     """Gets what a push prints as it comes."""
     said: str = field(default="", init=False)
@@ -391,7 +389,6 @@ class Git:
         command.finish()
         if command in self._active:
             self._active.remove(command)
-            self.killed += command.is_killed or command.process.returncode < 0  # the kernel kills, too
 
 
 class _GitPython(GitPythonCommand):
