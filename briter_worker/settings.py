@@ -40,8 +40,6 @@ PREFIX = "BRITER_"
 SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 """Pattern of a site's name, which also names a folder of the clone cache."""
 _MONTH_MS = 31 * 24 * 60 * 60 * 1000
-_MAX_SHOWN = 200
-"""Characters of a refused value that are shown."""
 _FIXES = {
     "dashboard_token": "make one: openssl rand -hex 32",
     "pull_secret": "make one: openssl rand -hex 32",
@@ -413,13 +411,11 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     environment = _Environment(os.environ if environ is None else environ)()
     app_root = _absolute_path(Path(environment.get("app_root", "")))
     path = _absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
-    settings = _merge(
-        environment,
-        _read_config(path),
-        lambda name: PREFIX + name.upper() if name in environment else f"{to_camel(name)} in {path}",
-    )
-    settings._config_path = path  # noqa: SLF001 - this module's model
-    return settings
+
+    def source_of(name: str) -> str:
+        return PREFIX + name.upper() if name in environment else f"{to_camel(name)} in {path}"
+
+    return _merge(environment, _read_config(path), source_of, path)
 
 
 def for_site(settings: Settings, own: Mapping[str, object], *, source: str) -> Settings:
@@ -438,9 +434,7 @@ def for_site(settings: Settings, own: Mapping[str, object], *, source: str) -> S
             given.pop(name, None)  # not the node's in place of the site's
             values[name] = _read_secret(value, f"{source}: {key}")
     values = _without_blanks(values)
-    site = _merge(values, given, lambda name: f"{source}: {to_camel(name)}")
-    site._config_path = settings.config_path  # noqa: SLF001 - this module's model
-    return site
+    return _merge(values, given, lambda name: f"{source}: {to_camel(name)}", settings.config_path)
 
 
 def _read_secret(place: object, source: str) -> str:
@@ -457,7 +451,9 @@ def _read_secret(place: object, source: str) -> str:
         return ""
 
 
-def _merge(upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[str], str]) -> Settings:
+def _merge(
+    upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[str], str], path: Path
+) -> Settings:
     try:
         settings = Settings(_build_sources=((InitSettingsSource(Settings, lower | upper),), {}))
     except ValidationError as refused:
@@ -476,6 +472,7 @@ def _merge(upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[st
             f"{source} is {settings.git_pull_interval_ms}, below the poll interval of {poll} ms",
             "set it to 0 or to the poll interval or more, or lower BRITER_WORKER_POLL_INTERVAL_MS",
         )
+    settings._config_path = path  # noqa: SLF001 - this module's model
     return settings
 
 
@@ -485,8 +482,7 @@ def _refusal(source: str, value: object, error: ErrorDetails) -> str:
         accepted = ours.format(**error.get("ctx", {}))
     if not Settings.model_fields[str(error["loc"][0])].repr:
         return f"{source} is not accepted (not shown here); accepted: {accepted}"
-    # Redacted before it is cut: half of a token is not recognised as one.
-    shown = one_line(json.dumps(value, ensure_ascii=False, default=str))[:_MAX_SHOWN]
+    shown = one_line(json.dumps(value, ensure_ascii=False, default=str), length=200)
     return f"{source} is {shown}; accepted: {accepted}"
 
 
