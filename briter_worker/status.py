@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -227,11 +227,6 @@ def read_status(
     Frequent callers pass the queue and the history that they keep, the `jobs` that the queue listed just now,
     and the `local_commits` that they read before (None asks git).
     """
-    if history is None:
-        with closing(open_history(settings)) as opened:
-            return read_status(
-                settings, now, queue=queue, jobs=jobs, local_commits=local_commits, history=opened
-            )
     queue = queue or open_queue(settings)
     rows = queue.jobs(now) if jobs is None else jobs
     longest = open_backoff(settings).longest
@@ -248,11 +243,14 @@ def read_status(
             unpushed.append(waits_since(row))
             if state is not State.FAILED:
                 waiting.append(unpushed[-1])
-    last, since = _find_condition(rows, history)
     site = _cluster_site(settings) if settings.database_url else _disk_site(settings, now)
     is_expected = bool(waits) and site["worker"] is None and not settings.database_url
     if site["dry_run"] is None:
         site["dry_run"] = bool(counts[State.TRIED]) or _was_dry_run(settings, history)
+    # To read the history may change its files, so it is read for a job that needs it.
+    with nullcontext(history) if history else closing(open_history(settings)) as opened:
+        last, since = _find_condition(rows, opened)
+        last_run = _last_run(settings, now, opened) if is_expected else None
     return SiteStatus(
         now=now,
         jobs=counts,
@@ -260,7 +258,7 @@ def read_status(
         waiting_since=min(waiting, default=None),
         unpushed_since=min(unpushed, default=None),
         next_due_in=min(waits, default=None),
-        last_run=_last_run(settings, now, history) if is_expected else None,
+        last_run=last_run,
         paused=queue.active_pause(now),
         condition=one_line(last.last_error or last.failure or "") if last else None,
         failure=last.failure if last else None,
@@ -298,14 +296,15 @@ def _disk_site(settings: Settings, now: float) -> dict[str, Any]:
 
 def _last_run(settings: Settings, now: float, history: History) -> float | None:
     """Return when the last worker ended, if it left the lock in order and cron's next run is not overdue."""
+    try:
+        ended = settings.lock_path.stat().st_mtime
+    except OSError:
+        return None
     pauses: list[float] = []
     with suppress(StoreError):
         pauses = [later - earlier for later, earlier in pairwise(history.runs(_LATEST_RUNS))]
     longest = max(_MIN_PAUSE_S, *pauses) if pauses else _PAUSE_S
-    with suppress(OSError):
-        ended = settings.lock_path.stat().st_mtime
-        return ended if now - ended <= 2 * longest else None
-    return None
+    return ended if now - ended <= 2 * longest else None
 
 
 def _cluster_site(settings: Settings) -> dict[str, Any]:
@@ -342,10 +341,10 @@ def _find_condition(rows: Sequence[ListedJob], history: History) -> tuple[Job | 
     return last, known.changed_at if known.failure else last.updated_at
 
 
-def _was_dry_run(settings: Settings, history: History) -> bool:
+def _was_dry_run(settings: Settings, history: History | None) -> bool:
     """Return whether the worker's last attempt was a dry run; without one, what the settings here say."""
     with suppress(StoreError):
-        if started := history.last_moment("start"):
+        if history and (started := history.last_moment("start")):
             return started.data.get("dryRun") is True
     return settings.worker_dry_run
 
