@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
 from fastapi import Body, Depends, FastAPI
+from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from briter_worker.cluster.tokens import ApiToken
 from briter_worker.sinks.history import Moment
-from briter_worker.web import labels, security
+from briter_worker.web import api, cluster, labels, pages, security, server
 from briter_worker.web.live import (
     MAX_KEPT,
     MAX_READERS_PER_ADDRESS,
@@ -120,6 +121,15 @@ def test_a_form_whose_end_did_not_arrive_changes_nothing() -> None:
     assert sent == ([], 400)
     sent = ask("/actions/cancel", headers, {**half, "more_body": False}, access=access)
     assert sent == (["cancel hello"], 200)
+
+
+def test_every_change_outside_the_api_is_a_form_that_is_checked() -> None:
+    routers = (pages.router, pages.sign_in_router, server.router, api.live_router, cluster.router)
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    changes = [route for route in routes if (route.methods or set()) - {"GET", "HEAD"}]
+    assert {route.path for route in changes} == {"/actions/{action}", "/sign-in", "/sign-out"}
+    for route in changes:
+        assert read_form in [each.call for each in route.dependant.dependencies], route.path
 
 
 def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
