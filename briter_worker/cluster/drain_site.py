@@ -7,7 +7,7 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.cluster.health import Health, host_of
@@ -102,18 +102,17 @@ class NodeSinks:
 
 def _once(open_publisher: Callable[[], GitPublisher]) -> Callable[[], GitPublisher]:
     """Return what opens the publisher when it is first needed: a remote that hangs is not asked twice."""
-
-    @cache
-    def attempt() -> GitPublisher | PublishError:
-        try:
-            return open_publisher()
-        except PublishError as failure:
-            return failure
+    found: list[GitPublisher | PublishError] = []
 
     def publisher() -> GitPublisher:
-        if isinstance(found := attempt(), PublishError):
-            raise found
-        return found
+        if not found:
+            try:
+                found.append(open_publisher())
+            except PublishError as failure:
+                found.append(failure)
+        if isinstance(found[0], PublishError):
+            raise found[0]
+        return found[0]
 
     return publisher
 
@@ -129,6 +128,8 @@ class Taken:
     site: Site
     token: int
     row: Mapping[str, Any]
+    is_slow: bool
+    """The last drain crawled: the next one waits in the lane of slow ones."""
     settings: Settings = field(init=False)
     plans: PostgresPlans = field(init=False)
     queue: PostgresQueue = field(init=False)
@@ -136,12 +137,6 @@ class Taken:
     """The claimed jobs; None where something is in flight, which comes first."""
     error: UsageError | None = None
     """What is wrong with the site's settings."""
-    is_slow: bool = field(init=False)
-    """The last drain crawled: the next one waits in the lane of slow ones."""
-
-    def __post_init__(self) -> None:
-        """Set what the row has."""
-        self.is_slow = bool(self.row["slow"])
 
 
 @dataclass(eq=False)
@@ -185,7 +180,7 @@ class SiteDrains:
             host = self.hosts[site.name] = host_of(site.remote)
             if host in full_hosts:
                 raise HostFullError
-            taken = Taken(site, token, row)
+            taken = Taken(site, token, row, is_slow=row["slow"])
             try:
                 taken.settings = settings = self._settings_of(site)
             except UsageError as error:
@@ -248,10 +243,6 @@ class SiteDrains:
             crawl = min(_CRAWL_S, settings.git_timeout_ms / 2000) + _CRAWL_PER_JOB_S * counts.completed
             taken.is_slow = time.monotonic() - began > crawl
         return counts
-
-    def release(self, taken: Taken) -> None:
-        """End the lease of a site. Raises DatabaseError."""
-        self.leases.release(taken.site.name, taken.token, is_slow=taken.is_slow)
 
     def _settings_of(self, site: Site) -> Settings:
         """Return the site's settings, which cost more than all else that a drain needs. Raises UsageError."""

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg.rows import dict_row
 
+from briter_worker.wiring import open_backoff
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from briter_worker.queues.postgres.database import Connection, Database
+    from briter_worker.settings import Settings
 
 _DEAD_S = 10.0
 """A node that has not reported itself for this time is taken for dead."""
-_DOUBT_S = 60.0
-"""How long a site rests whose jobs in flight wait for an answer of the remote."""
 _NOW = "extract(epoch FROM statement_timestamp())::float8"
 # A site that this node holds and does not work on is one whose release, or whose lease, got lost.
 _IS_FREE = f"""
@@ -29,13 +30,11 @@ AND (s.worker IS NULL OR s.worker = %(node)s OR NOT EXISTS (
     SELECT FROM nodes n WHERE n.name = s.worker AND (n.seen_at > {_NOW} - {_DEAD_S} OR NOT %(is_steady)s)
 ))
 """
-_IS_DUE = f"""
-p.state = 'pending' AND p.due_at <= {_NOW}
-AND NOT (p.tried AND coalesce((s.settings->>'workerDryRun')::boolean, %(dry_run)s))
-"""
 # Of the waiting jobs, the one that has been due for longest.
 _FIND_DUE = f"""
-SELECT s.name, s.worker FROM publications p JOIN sites s ON s.name = p.site WHERE {_IS_DUE} AND {_IS_FREE}
+SELECT s.name, s.worker FROM publications p JOIN sites s ON s.name = p.site
+WHERE p.state = 'pending' AND p.due_at <= {_NOW} AND {_IS_FREE}
+AND NOT (p.tried AND coalesce((s.settings->>'workerDryRun')::boolean, %(dry_run)s))
 ORDER BY p.due_at, p.site LIMIT 1 FOR NO KEY UPDATE OF s SKIP LOCKED
 """  # noqa: S608 - constants only, here and below
 _FIND_NAMED = f"""
@@ -73,14 +72,13 @@ _NEXT_DUE = f"SELECT min(due_at) - {_NOW} FROM publications WHERE state = 'pendi
 class Leases:
     """The leases of one node."""
 
-    def __init__(self, database: Database, node: str, *, dry_run: bool, pulls: bool, longest: float) -> None:
+    def __init__(self, database: Database, node: str, settings: Settings) -> None:
         self._database = database
         self._values: dict[str, Any] = {
             "node": node,
-            "dry_run": dry_run,
-            "pulls": pulls,
-            "longest": longest,
-            "doubt": _DOUBT_S,
+            "dry_run": settings.worker_dry_run,
+            "pulls": settings.git_pull_interval_ms > 0,
+            "longest": open_backoff(settings).longest,
         }
 
     def take(
@@ -106,14 +104,13 @@ class Leases:
             self._database.set_clock(row["taken_at"])
         return row
 
-    def sweep(self, *, is_steady: bool, besides: Collection[str], is_last: bool = False) -> list[str]:
+    def sweep(self, *, is_steady: bool, besides: Collection[str], doubt: float = 60.0) -> list[str]:
         """Return free sites that have something to do beside due jobs. Raises DatabaseError.
 
-        `is_last`: there is no later sweep for a site whose jobs in flight wait for the remote.
+        `doubt`: how long a site rests whose jobs in flight wait for an answer of the remote.
         """
-        values = self._values | {"is_steady": is_steady, "besides": list(besides), "lanes": [False, True]}
-        if is_last:
-            values["doubt"] = 0.0
+        values = self._values | {"is_steady": is_steady, "besides": list(besides), "doubt": doubt}
+        values["lanes"] = [False, True]
         with self._database.connection() as connection:
             return [name for (name,) in connection.execute(_SWEEP.encode(), values)]
 

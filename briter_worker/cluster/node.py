@@ -42,7 +42,6 @@ from briter_worker.queues.postgres.control import PostgresControl
 from briter_worker.queues.postgres.database import Database, DatabaseError, VersionError
 from briter_worker.queues.postgres.payloads import collect_blobs
 from briter_worker.sinks.store import StoreError
-from briter_worker.wiring import open_backoff
 from briter_worker.worker import Stop, loop_backoff
 
 if TYPE_CHECKING:
@@ -85,20 +84,9 @@ def run_node(
     with Database(settings.database_url, connections=workers + 1) as database:
         if once:
             database.check()
-        name, health = f"{socket.gethostname()}:{os.getpid()}", Health(settings, log)
-        sinks = NodeSinks(settings, database, log, metrics)
-        leases = Leases(
-            database,
-            name,
-            dry_run=settings.worker_dry_run,
-            pulls=settings.git_pull_interval_ms > 0,
-            longest=open_backoff(settings).longest,
-        )
-        drains = SiteDrains(settings, database, Plugins(settings.plugins), sinks, health, leases)
-        stop = Stop(log, limit=settings.worker_shutdown_timeout_ms / 1000, abort=drains.abort)
-        node = Node(settings, database, drains, sinks, log, stop, health=health, name=name, slots=workers)
+        node = Node(settings, database, log, metrics, slots=workers)
         try:
-            with stop.on_signals():
+            with node.stop.on_signals():
                 log(WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
                 if once:
                     node.run_once()
@@ -106,34 +94,30 @@ def run_node(
                     node.run_forever()
         finally:
             log(WorkerStopped(drained=node.counts.completed))
-            sinks.close()
+            node.sinks.close()
     return 1 if once and (node.counts.failed or node.counts.undecided) else 0
 
 
 class _Outage:
-    """Reports once when Postgres stops answering, and when it answers again. Safe in several threads."""
+    """Reports once when Postgres stops answering, and when it answers again."""
 
     def __init__(self, log: Callable[[Warned], None]) -> None:
         self._log = log
-        self._guard = threading.Lock()
         self._since: float | None = None
         self._steady_since = -math.inf
 
     def begin(self, error: BaseException) -> None:
-        with self._guard:
-            if self._since is not None:
-                return
+        if self._since is None:
             self._since = time.monotonic()
-        text = f"Postgres does not answer, so that sites wait: {error}"
-        self._log(Warned(error=text, fix="check that Postgres runs and that BRITER_DATABASE_URL is right"))
+            text = f"Postgres does not answer, so that sites wait: {error}"
+            fix = "check that Postgres runs and that BRITER_DATABASE_URL is right"
+            self._log(Warned(error=text, fix=fix))
 
     def end(self) -> None:
-        with self._guard:
-            since, self._since = self._since, None
-            if since is None:
-                return
-            self._steady_since = time.monotonic()
-        self._log(Warned(error=f"Postgres answers again after {time.monotonic() - since:.0f} s"))
+        since, self._since = self._since, None
+        if since is not None:
+            self._steady_since = now = time.monotonic()
+            self._log(Warned(error=f"Postgres answers again after {now - since:.0f} s"))
 
     def is_steady(self) -> bool:
         """Return True if Postgres has answered for so long that every living node has reported itself."""
@@ -170,25 +154,23 @@ class Node:
         self,
         settings: Settings,
         database: Database,
-        drains: SiteDrains,
-        sinks: NodeSinks,
         log: LogSink,
-        stop: Stop,
+        metrics: MetricsSink | None,
         *,
-        health: Health,
-        name: str,
         slots: int,
     ) -> None:
         self.counts = Counts()
+        self.sinks = NodeSinks(settings, database, log, metrics)
         self._settings = settings
         self._database = database
-        self._drains = drains
-        self._sinks = sinks
-        self._health = health
         self._log = log
-        self._stop = stop
-        self._name = name
         self._slots = slots
+        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self._health = Health(settings, log)
+        self._leases = Leases(database, self._name, settings)
+        plugins = Plugins(settings.plugins)
+        self._drains = SiteDrains(settings, database, plugins, self.sinks, self._health, self._leases)
+        self.stop = Stop(log, limit=settings.worker_shutdown_timeout_ms / 1000, abort=self._drains.abort)
         self._per_host = settings.worker_per_host or max(1, slots // 2)
         self._poll = settings.worker_poll_interval_ms / 1000
         self._outage = _Outage(log)
@@ -229,7 +211,7 @@ class Node:
         for thread in (*threads, *helpers):
             thread.start()
         try:
-            while not self._stop.is_set():
+            while not self.stop.is_set():
                 self._tick()
                 time.sleep(_TICK_S)
         finally:
@@ -243,11 +225,11 @@ class Node:
     def run_once(self) -> None:
         """Drain sites until nothing is due that this node can publish. Raises DatabaseError."""
         self._is_once, self._poll_at = True, math.inf
-        while not self._stop.is_set() and self._health.problem is None:
+        while not self.stop.is_set() and self._health.problem is None:
             before = self.counts.completed
             self._tick()
-            self._swept = self._drains.leases.sweep(
-                is_steady=self._outage.is_steady(), besides=self._idle, is_last=True
+            self._swept = self._leases.sweep(
+                is_steady=self._outage.is_steady(), besides=self._idle, doubt=0.0
             )
             self._lanes = [_Lane(self._guard, self._slots, (False, True))]
             threads = [threading.Thread(target=self._work, args=self._lanes) for _ in range(self._slots)]
@@ -267,7 +249,7 @@ class Node:
 
     def _wait_for_database(self) -> bool:
         """Wait until Postgres can be used; return False when stopped."""
-        while not self._stop.is_set():
+        while not self.stop.is_set():
             try:
                 self._database.check()
             except VersionError:
@@ -290,9 +272,7 @@ class Node:
                 report_node(self._database, self._name, facts)
             if now >= self._poll_at:
                 self._poll_at = self._look_at = now + self._poll
-                self._swept = self._drains.leases.sweep(
-                    is_steady=self._outage.is_steady(), besides=self._resting()
-                )
+                self._swept = self._leases.sweep(is_steady=self._outage.is_steady(), besides=self._resting())
                 self._wake()
         except DatabaseError as error:
             self._outage.begin(error)
@@ -335,7 +315,7 @@ class Node:
         while not self._is_ending:
             with suppress(DatabaseError, StoreError):
                 collect_blobs(self._database)
-                self._sinks.retire()
+                self.sinks.retire()
             time.sleep(_HOUSEKEEPING_S)
 
     def _wake(self) -> None:
@@ -371,7 +351,7 @@ class Node:
         """Wait for a slot and a reason to look for a site. Return False at the end."""
         with self._guard:
             while True:
-                if self._is_ending or self._stop.is_set():
+                if self._is_ending or self.stop.is_set():
                     return False
                 if lane.free and lane.looked < self._wakes:
                     if self._health.problem is None:
@@ -383,18 +363,31 @@ class Node:
                 lane.changed.wait()
 
     def _take(self, lane: _Lane) -> Taken | None:
-        """Lease a site, and claim its jobs. Return None if there is none, or Postgres does not answer."""
+        """Lease a site whose host is not full, and claim its jobs. Return None if there is none now."""
         taken = None
         with self._taking:
             with self._guard:
                 wakes, name = self._wakes, self._swept.pop() if self._swept else None
+                hosts = self._drains.hosts
+                busy = Counter(hosts[site] for site in self._running if hosts[site])
+                full = {host for host, number in busy.items() if number >= self._per_host}
+                resting = self._resting() | {site for site, host in hosts.items() if host in full}
             since = self._database.now()
             try:
-                taken = self._take_free(lane, name)
+                taken = self._drains.take(
+                    self.stop.is_set,
+                    is_steady=self._outage.is_steady(),
+                    besides=resting,
+                    lanes=(False, True) if name else lane.kinds,
+                    full_hosts=full,
+                    name=name,
+                )
                 if taken is None and name is None:
                     lane.looked = wakes
-                    self._look_in(self._drains.leases.next_due(since))
+                    self._look_in(self._leases.next_due(since))
                 self._outage.end()
+            except HostFullError:
+                pass  # the next look leaves the site out
             except DatabaseError as error:
                 self._outage.begin(error)
                 lane.looked = wakes
@@ -407,26 +400,6 @@ class Node:
                     if lane.free:
                         lane.changed.notify()  # there may be more
         return taken
-
-    def _take_free(self, lane: _Lane, name: str | None) -> Taken | None:
-        """Lease a site whose host is not full."""
-        while True:
-            with self._guard:
-                hosts = self._drains.hosts
-                busy = Counter(hosts[site] for site in self._running if hosts[site])
-                full = {host for host, number in busy.items() if number >= self._per_host}
-                resting = self._resting() | {site for site, host in hosts.items() if host in full}
-            try:
-                return self._drains.take(
-                    self._stop.is_set,
-                    is_steady=self._outage.is_steady(),
-                    besides=resting,
-                    lanes=(False, True) if name else lane.kinds,
-                    full_hosts=full,
-                    name=name,
-                )
-            except HostFullError:
-                name = None
 
     def _finish(self, site: str) -> None:
         """Give the slot back, unless the drain took so long that it did before."""
@@ -446,7 +419,7 @@ class Node:
             self._log(Reaped(site=site, worker=left_by))
         try:
             counts = self._attempt(taken)
-            self._drains.release(taken)
+            self._leases.release(site, taken.token, is_slow=taken.is_slow)
         except UnavailableError as error:  # the lease stays: what is in flight comes first
             self._outage.begin(error)
             counts = self._fail(site)
@@ -457,7 +430,7 @@ class Node:
         """Drain the site; whatever happens to one site does not end the others. Raises UnavailableError."""
         site = taken.site.name
         try:
-            counts = self._drains.drain(taken, self._stop.is_set)
+            counts = self._drains.drain(taken, self.stop.is_set)
         except LockLostError as lost:
             self._warn(site, str(lost), "")
             return Counts()

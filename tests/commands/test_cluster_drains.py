@@ -248,7 +248,7 @@ def test_remotes_that_hang_starve_no_other_site(farm: Farm, ports: int) -> None:
 
 def test_a_site_whose_drain_crawled_comes_from_the_lane_of_slow_ones_until_it_is_fast(farm: Farm) -> None:
     farm.add("blog")
-    leases = Leases(farm.database, "node", dry_run=False, pulls=False, longest=60.0)
+    leases = Leases(farm.database, "node", farm.settings())
 
     def takes(*, slow: bool) -> bool:
         """Return True if the lane takes the site; it does not keep it."""

@@ -26,7 +26,6 @@ from briter_worker.redaction import conceal, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
     from typing import Self
 
     from psycopg.rows import TupleRow
@@ -187,11 +186,10 @@ class Database:
 
     def version(self) -> int:
         """Return the version of the schema; 0 where there is none."""
-        with self.connection() as connection:
-            if connection.execute("SELECT to_regclass('briter.migrations')").fetchone() == (None,):
-                return 0
+        with contextlib.suppress(VersionError), self.connection() as connection:
             found = connection.execute("SELECT max(version) FROM migrations").fetchone()
-        return int(found[0] or 0) if found else 0
+            return int(found[0] or 0) if found else 0
+        return 0
 
     def check(self) -> None:
         """Raise VersionError if the schema is too old for this program."""
@@ -240,9 +238,7 @@ class Database:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _try_to_connect(self) -> None:
