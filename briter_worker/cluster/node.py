@@ -345,7 +345,7 @@ class Node:
                 try:
                     self._drain(taken)
                 finally:
-                    self._finish(taken.site.name)
+                    self._finish(taken)
 
     def _may_take(self, lane: _Lane) -> bool:
         """Wait for a slot and a reason to look for a site. Return False at the end."""
@@ -401,16 +401,20 @@ class Node:
                         lane.changed.notify()  # there may be more
         return taken
 
-    def _finish(self, site: str) -> None:
+    def _finish(self, taken: Taken) -> None:
         """Give the slot back, unless the drain took so long that it did before."""
         with self._guard:
-            ended, host = self._running.pop(site), self._drains.hosts[site]
+            ended, host = self._running.pop(taken.site.name), self._drains.hosts[taken.site.name]
             if ended.is_parked:
                 ended.lane.parked += 1
             else:
                 ended.lane.free += 1
-            if host and sum(self._drains.hosts[each] == host for each in self._running) == self._per_host - 1:
-                self._wake()  # the host was full
+            others = sum(self._drains.hosts[site] == host for site in self._running)
+            was_full = host and others + 1 >= self._per_host
+            if was_full or taken.is_slow != taken.row["slow"]:
+                self._wake()
+            else:
+                self._wakes += 1  # this thread looks again: for saves of the site that came meanwhile
 
     def _drain(self, taken: Taken) -> None:
         """Drain the site, and end the lease."""

@@ -148,6 +148,18 @@ def test_a_save_is_on_the_remote_within_a_second_while_a_host_runs(farm: Farm) -
     assert time.monotonic() - began < 5, host.text()  # 0.3 s where nothing else runs
 
 
+def test_a_save_during_a_drain_of_its_site_is_published_when_the_drain_ends(farm: Farm) -> None:
+    farm.add("blog")
+    marker = farm.root / "pushing"
+    farm.hook("blog", f"touch {marker}; sleep 2")
+    host = farm.start("one", BRITER_WORKER_POLL_INTERVAL_MS="300000")
+    farm.save("blog", "first")
+    eventually(marker.exists)
+    farm.save("blog", "second")
+    eventually(lambda: farm.published("blog")["second"] == 1)
+    assert "worker-stopped" not in host.text()
+
+
 def test_a_host_that_is_told_to_stop_finishes_its_push(farm: Farm) -> None:
     farm.add("blog")
     marker = farm.root / "pushing"
