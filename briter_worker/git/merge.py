@@ -303,12 +303,12 @@ class Conflicts:
         ref = f"{repository.own_refs}/conflict/{uuid.uuid4().hex}"
         commits = [item.commit(self._identity, now, files)]
         (commit,) = write_commits(repository.git, commits, parent=parent, ref=ref, progress=lambda *_: None)
-        # Without slashes: git keeps no branch below another one.
-        plain = re.sub(r"[^\w-]+", "-", slug).encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
-        name = f"conflict/{plain.strip('-') or 'post'}"
+        name = _branch_name(slug)
+        # Git keeps no branch below another one: for `a/b` beside `a`, a name without a slash is free.
+        free = (f"conflict/{name}", f"conflict/{name.replace('/', '-')}-{commit[:8]}")
         own = [base.conflicts[slug] for base in self._open.values() if slug in base.conflicts]
         candidates = {each.branch: each.commit for each in own if each.branch}
-        wanted = [*candidates.items(), (name, None), (f"{name}-{commit[:8]}", None)]
+        wanted = [*candidates.items(), *((branch, None) for branch in free)]
         kept = (branch for branch, expect in wanted if move_side_branch(repository, ref, branch, expect))
         branch = next(kept, "")
         repository.update_refs((ref, None, None))
@@ -340,3 +340,10 @@ class Conflicts:
             conflict = new._replace(ours=item.blobs[path], theirs=theirs, recorded_at=at)
             self._open[path] = BaseVersion(known.blob, {**known.conflicts, slug: conflict})
         self._store.remember({path: self._open[path] for path in paths}, {})
+
+
+def _branch_name(slug: str) -> str:
+    """Return a slug as part of a branch's name: whatever git or a shell does not take becomes a dash."""
+    name = re.sub(r"[^\w/.-]+|\.\.+|/[/.]+|\.lock(?=/|$)", "-", slug).strip("/.-")
+    name = name.encode()[:_MAX_NAME_BYTES].decode(errors="ignore").rstrip("/.-")
+    return re.sub(r"\.lock$", "-lock", name) or "post"
