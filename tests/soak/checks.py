@@ -37,6 +37,8 @@ class CheckedHistory(RuleBasedStateMachine):
     """What people have committed."""
     now: float
     events: list[seen.Event]
+    torn: dict[str, bytes]
+    """Files that are no jobs, by name."""
     flying: set[str]
     """The saves in flight after the last drain."""
     known: dict[bool, set[str]]
@@ -53,8 +55,10 @@ class CheckedHistory(RuleBasedStateMachine):
             if not isinstance(event, seen.JobEvent):
                 continue
             save = self.model.saves.get(event.job_id)
-            assert save is not None, f"an event for no save: {event}"
-            if isinstance(event, seen.JobStarted):
+            if save is None:
+                assert isinstance(event, seen.Quarantined), f"an event for no save: {event}"
+                assert event.job_id.startswith("torn"), f"no save: {event}"
+            elif isinstance(event, seen.JobStarted):
                 assert save.fate in (Fate.OPEN, Fate.UNKNOWN), f"{save.fate}, and tried again: {event}"
                 assert event.job_id not in started, f"started twice at once: {event}"
                 assert not (event.dry_run and save.is_tried), f"a dry run tries it again: {event}"
@@ -88,6 +92,7 @@ class CheckedHistory(RuleBasedStateMachine):
         else:
             assert event.attempt == attempt, f"another attempt was started: {event}"
         if isinstance(event, (seen.Published, seen.NoChange)):
+            assert not save.refused, f"it should have been refused: {event}"
             if isinstance(event, seen.Published) and event.dry_run:
                 save.is_tried, save.attempts = True, event.attempt - 1
             else:
@@ -149,6 +154,8 @@ class CheckedHistory(RuleBasedStateMachine):
             if save.id in flying:
                 continue
             attempts = document.get("attempts") or 0
+            if not isinstance(attempts, int):
+                continue  # not read yet: it will be quarantined
             if died:
                 save.is_tried = bool(document.get("dryRunAt"))
                 assert attempts in {0, *range(save.attempts, save.attempts + 2 + save.deaths)}
@@ -223,6 +230,10 @@ class CheckedHistory(RuleBasedStateMachine):
                 assert foot == self.model.feet[path], f"somebody else's edit of {path} was reverted"
         for slug, code in letters.items():
             assert code in REFUSED, f"{slug} is still a dead letter: {code}"
+        kept = [file.read_bytes() for file in self.site.quarantine.glob("*")]
+        for name, content in self.torn.items():
+            assert content in kept, f"a quarantined file is gone: {name}"
+            assert not (self.site.queue / f"{name}.json").exists() or letters
         tip = git(self.remote.repository, "rev-parse", "main")
         assert self.site.git("rev-parse", "main") == tip, "the branch is behind for good"
         on_remote = self.site.git("log", "--format=%s", "main").splitlines()
@@ -301,6 +312,8 @@ class Save:
     paths: tuple[str, ...]
     created: float
     until: float
+    refused: str = ""
+    """The failure code with which it must be refused."""
     fate: Fate = Fate.OPEN
     attempts: int = 0
     deaths: int = 0
@@ -335,6 +348,8 @@ class Model:
     def save(self, save: Save, now: float, existing: list[str]) -> None:
         """Note the save; `existing` are the posts that a folder stands for."""
         self.saves[save.id] = save
+        if save.refused:
+            return
         scheduled_paths = self.scheduled_paths(now)
         for path in existing if save.slug == FOLDER_SLUG else save.paths:
             if path in self.versions and path not in scheduled_paths:
@@ -386,7 +401,7 @@ class Model:
             case "killed-worker":
                 return save.deaths > 0  # with failures before it, the first may be one too many
             case _:
-                return code in ENVIRONMENT
+                return code == save.refused or code in ENVIRONMENT
 
     def is_settled(self, path: str, number: int, first_line: str | None) -> bool:
         """Return True if the remote's first line is that version of the CMS's, or a later one."""

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import psutil
 from sites import Site, events_in, eventually
 
 from soak.ledger import PROMISES, Found, Ledger, judge
@@ -26,8 +27,6 @@ from soak.users import CONTESTED, NOTES, TITLED, Cms, Colleague, Operator, Remot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import psutil
 
     from soak.report import Options
 
@@ -186,10 +185,10 @@ class World:
         time.sleep(dice.uniform(0.2, 1.5))
 
     def _operate(self, dice: random.Random) -> None:
-        """Commit, push, pull or switch, or leave files edited and staged; then pause."""
+        """Commit, push, pull, switch or merge, or leave files edited and staged; then pause."""
         operator = self._operator
         often = [self._commit_and_push, operator.stage, operator.edit, operator.commit]
-        dice.choice([*often, *often, self._draft, self._pull])()
+        dice.choice([*often, *often, self._merge, self._draft, self._pull])()
         time.sleep(dice.uniform(0.05, 1.0))
 
     def _commit_and_push(self) -> None:
@@ -203,6 +202,13 @@ class World:
             if self._dice.random() < 0.5:
                 self._operator.commit_draft()
             self._insist(self._operator.come_back)
+
+    def _merge(self) -> None:
+        """Begin a merge, and end it some time later."""
+        self._operator.begin_merge()
+        time.sleep(self._dice.uniform(0, 0.6))
+        keep = self._dice.random() < 0.5
+        self._insist(lambda: self._operator.end_merge(keep=keep))
 
     def _pull(self) -> None:
         """Put local commits onto the remote's tip with the worker's command; now and then it is killed."""
@@ -234,7 +240,7 @@ class World:
             time.sleep(0.005)  # whoever waits for `no_worker` gets it now
             watch = ["--watch"] if self._is_watched else []
             with self._no_worker, self._log.open("ab") as log, self._worker(log, mode, *watch) as worker:
-                if self._approach(worker):
+                if self._approach(worker) and self._stall(worker, log, mode):
                     self.found.figures["kills while work was in flight"] += self._is_in_flight()
                     self.found.figures["kills while a push was planned"] += self._is_planned()
                     if whole_group:
@@ -278,6 +284,24 @@ class World:
             worker.wait(seconds)
         return worker.poll() is None
 
+    def _stall(self, worker: subprocess.Popen[bytes], log: IO[bytes], mode: dict[str, str]) -> bool:
+        """Now and then stop the worker for a while, and start a second one. Return True if it still runs."""
+        if self._dice.random() < 0.15:
+            stopped = _all_of(worker) if self._dice.random() < 0.5 else [psutil.Process(worker.pid)]
+            send(stopped, signal.SIGSTOP)
+            if self._dice.random() < 0.3:
+                with self._worker(log, mode, "--once") as second:
+                    # The lock keeps it out; or it was quicker than the first, and is killed at work.
+                    self._lasts(second, 1.5)
+            else:
+                time.sleep(self._dice.uniform(0, 0.3))
+            self.found.figures["stopped for a while"] += 1
+            goes_on = self._dice.random() < 0.5
+            send(stopped if goes_on else stopped[1:], signal.SIGCONT)
+            if goes_on:
+                return self._lasts(worker, self._dice.uniform(0, 0.2))
+        return True
+
     def _is_in_flight(self) -> bool:
         return any(not name.startswith(".") for name in _names(self._site.queue / ".claimed"))
 
@@ -296,6 +320,7 @@ class World:
         if any(job.get("status") == "failed" for job in site.jobs()):
             site.command("retry", "--all")
             self._drain()
+        self._insist(self._operator.end_merge)
         self._insist(self._operator.come_back)
         done = site.command("pull", "--rebase", "--push")
         if done.returncode:

@@ -13,7 +13,7 @@ import shutil
 import traceback
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, seed, settings
@@ -79,6 +79,7 @@ class Machine(CheckedHistory):
         self.worker: Worker | None = None
         self.crash = CrashPoint()
         self.events = []
+        self.torn = {}
         self.flying = set()
         before = set(self.site.git("rev-list", "main").split())
         self.known = {True: before, False: set(before)}
@@ -117,6 +118,30 @@ class Machine(CheckedHistory):
         """Everything under a folder, but for what is on hold."""
         self._save(FOLDER_SLUG, ["content/" if wide else "content/posts"], hold=hold)
 
+    @rule(what=st.sampled_from(["type", "paths", "link", "list"]))
+    def save_what_is_refused(self, what: str) -> None:
+        """A job that can never be published."""
+        keys: dict[str, Any] = {}
+        # What a damaged job declares stays withheld until it is cancelled: here, a path of nobody else's.
+        own = ["content/posts/refused.md"] if what == "list" else [POSTS[0]]
+        paths = {"paths": ["config.toml", "a/../b"], "link": [LINK]}.get(what, own)
+        word = "nopaths" if what in ("paths", "link") else "unknown-type" if what == "type" else "malformed"
+        if what == "type":
+            keys["type"] = "rss"
+        if what == "list":
+            keys["attempts"] = "many"
+        self._job(f"bad{self.number}", paths, refused=word, **keys)
+
+    @rule(content=st.sampled_from([b"", b'{"slug": "torn"', b"\xff\xfe", b"[1, 2"]))
+    def tear(self, content: bytes) -> None:
+        """A file that is no JSON."""
+        self.number += 1
+        name = f"torn{self.number}"
+        file = self.site.queue / f"{name}.json"
+        file.write_bytes(content)
+        os.utime(file, (self.now, self.now))
+        self.torn[name] = content
+
     def _save(
         self, slug: str, paths: list[str], *, hold: float = 0.0, older: float = 0.0, gone: bool = False
     ) -> None:
@@ -144,16 +169,18 @@ class Machine(CheckedHistory):
         *,
         hold: float = 0.0,
         older: float = 0.0,
+        refused: str = "",
+        **keys: object,
     ) -> None:
         self.number += 1
         created = round(self.now - older + self.number / 1000, 3)
         until = round(self.now + hold, 3) if hold else 0.0
         self.latest = max(self.latest, until, self.now)
-        save = Save(f"{slug}-{self.number}", slug, tuple(paths), created, until)
+        save = Save(f"{slug}-{self.number}", slug, tuple(paths), created, until, refused)
         self.model.save(save, self.now, self.existing_posts())
         schedule = {"scheduledFor": iso(until)} if until else {}
         job = {"id": save.id, "message": f"save {save.id}", "createdAt": iso(created), "kept": self.number}
-        self.site.save(slug, paths, **{**job, **schedule})
+        self.site.save(slug, paths, **{**job, **schedule, **keys})
 
     # What a person does at the queue.
 

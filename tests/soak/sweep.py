@@ -1,21 +1,22 @@
 """A kill and each error of a disk, at every system call of a publication that changes a file.
 
 One publication (a post added, one changed, one deleted, a folder) is traced first, the worker and every
-process of git's that it starts. Then each call that changes a file or makes a change durable is met in a
-fresh copy of the site by each fault: its process is killed before the call (KILL), the session is killed
-after it (KILL-ALL), or it fails with ENOSPC, EIO, EROFS. The worker then runs at most twice, undisturbed, and
-everything must be as if nothing had happened: each post on the remote exactly once with its own content and
-nothing else, and what a person was doing untouched.
+process of git's that it starts; in full, also one that finds the remote ahead. Then each call that changes a
+file or makes a change durable is met in a fresh copy of the site by each fault: its process is killed before
+the call (KILL), the whole session is killed after it (KILL-ALL), or it fails with ENOSPC, EIO, EROFS. The
+worker then runs at most twice, undisturbed, and everything must be as if nothing had happened: each post on
+the remote exactly once with its own content and nothing else, and what a person was doing untouched.
 
 How a call is reached among several processes is told in `strace`. A case counts only if the log says that
 the fault came over that very call; otherwise it is repeated, and at last reported as not reached. How many
 folders git makes for its objects depends on their names, which the time changes: calls that are not in each
-trace are left out. The history, a sink that writes in a thread of its own, is not swept.
+of three traces are left out. The history, a sink that writes in a thread of its own, is not swept.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -70,13 +71,14 @@ DELICATE = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One fault at one call."""
+    """One fault at one call, in one kind of publication."""
 
     call: Call
     fault: Fault
+    moved: bool = False
 
     def __str__(self) -> str:
-        return f"{self.fault.name} at {self.call} (number {self.call.number})"
+        return f"{self.fault.name} at {self.call} (number {self.call.number}){' behind' * self.moved}"
 
 
 @dataclass(slots=True)
@@ -91,7 +93,7 @@ class Verdict:
 
 
 class Lab:
-    """Copies of the site, for one case after the other; several threads may use it.
+    """Copies of the two sites, for one case after the other; several threads may use it.
 
     The remotes are served by processes of their own, as a host elsewhere would be: no fault reaches them.
     """
@@ -99,26 +101,27 @@ class Lab:
     def __init__(self, base: Path) -> None:
         self._base = base
         self._numbers = count(1)
-        self._template = make_template(base / "template")
+        self.templates: dict[bool, Site] = {}
 
-    def trace(self, times: int) -> list[Call]:
-        """Return the calls of a publication that change a file, process by process: those of every trace."""
-        traces = [self._trace() for _ in range(times)]
+    def prepare(self, *, moved: bool) -> list[Call]:
+        """Make the site and trace its publication: the calls that change a file, process by process."""
+        self.templates[moved] = make_template(self._base / f"template-{moved}", moved=moved)
+        traces = [self._trace(moved=moved) for _ in range(3)]
         everywhere = set.intersection(*({_identity(call) for call in trace} for trace in traces))
         return [call for call in traces[0] if _identity(call) in everywhere]
 
-    def _trace(self) -> list[Call]:
-        with self._copy() as (site, tracer, settle):
+    def _trace(self, *, moved: bool) -> list[Call]:
+        with self._copy(moved=moved) as (site, tracer, settle):
             process = tracer.start("run", "--once", env=site.environment())
             out, err = process.communicate(timeout=120)
             wait_for_lock(site)
             settle()
-            wrong = [*problems(site), *leftovers(site)]
+            wrong = [*problems(site, moved=moved), *leftovers(site)]
             assert process.returncode == 0 and not wrong, f"no fault, and yet: {wrong}\n{out}{err}"  # noqa: PT018
             return [call for call in tracer.calls() if call.changes and _HISTORY not in call.does]
 
     @contextmanager
-    def _copy(self) -> Iterator[tuple[Site, Tracer, Callable[[], None]]]:
+    def _copy(self, *, moved: bool) -> Iterator[tuple[Site, Tracer, Callable[[], None]]]:
         """Yield a site, its tracer, and a wait until all connections to its remote have ended."""
         connections: list[subprocess.Popen[bytes]] = []
 
@@ -130,7 +133,7 @@ class Lab:
         trace = root.with_name(f"{root.name}-trace")
         try:
             with git_daemon(self._base, "--enable=receive-pack", started=connections) as address:
-                site = copy_of(self._template, root, address)
+                site = copy_of(self.templates[moved], root, address)
                 yield site, Tracer(trace, site.root), settle
         finally:
             shutil.rmtree(root, ignore_errors=True)
@@ -141,7 +144,7 @@ class Lab:
         verdict = Verdict()
         asked = case
         for _ in range(_TRIES):
-            with self._copy() as (site, tracer, settle):
+            with self._copy(moved=case.moved) as (site, tracer, settle):
                 try:
                     verdict = self._examine(asked, site, tracer, settle)
                     # Its number varies where git tells its progress, as often as time allows.
@@ -172,7 +175,7 @@ class Lab:
                 break
         verdict.seconds = time.monotonic() - began
         settle()
-        wrong = list(problems(site))
+        wrong = list(problems(site, moved=case.moved))
         if not wrong and (left := leftovers(site)):
             site.save("next", ["content/posts/welcome.md"])
             site.run_once()
@@ -180,8 +183,19 @@ class Lab:
             wrong = [f"left over for good: {name}" for name in leftovers(site) if name in left]
         verdict.problems += wrong
         if verdict.problems:
-            verdict.problems.append(f"first: {(out + err)[-2000:]}\nthen: {said[-2000:]}")
+            verdict.problems += _told("first", out + err) + _told("then", said)
         return verdict
+
+
+def _told(when: str, said: str) -> list[str]:
+    """Return the worker's error messages, for the reader of a failure."""
+    lines = [
+        line for line in said.splitlines() if '"error"' in line or not line.startswith("[briter-worker]")
+    ]
+    return [
+        f"{when}: {line}"
+        for line in dict.fromkeys(re.sub(r'"(time|jobId|slug)":"[^"]*",', "", each) for each in lines[-12:])
+    ]
 
 
 def _identity(call: Call) -> tuple[str, str, int]:
@@ -201,16 +215,23 @@ def _strike(case: Case, site: Site, tracer: Tracer) -> tuple[str, str]:
 
 
 def run(options: Options, tell: Callable[[str], None]) -> Report:
-    """Every call and every fault; else a sample."""
+    """Every call and every fault; else a sample, with an odd seed of the publication that is behind."""
     chance = random.Random(options.seed)
     with tempfile.TemporaryDirectory(
         prefix="briter-sweep-", dir=IN_MEMORY, ignore_cleanup_errors=True
     ) as folder:
         lab = Lab(Path(folder))
-        found = lab.trace(options.of(3, 2))
-        tell(f"{len(found)} calls: {dict(Counter(call.process for call in found))}")
-        cases = [Case(call, fault) for call in found for fault in FAULTS]
-        size = options.of(len(cases), 12)
+        cases: list[Case] = []
+        calls = 0
+        for moved in (False, True):
+            if not options.full and moved != bool(options.seed % 2):
+                continue
+            found = lab.prepare(moved=moved)
+            calls += len(found)
+            where = " where the remote is ahead" * moved
+            tell(f"{len(found)} calls{where}: {dict(Counter(call.process for call in found))}")
+            cases += [Case(call, fault, moved) for call in found for fault in FAULTS]
+        size = options.of(len(cases), 14)
         if size < len(cases):
             cases = sample(cases, size, chance)
         else:
@@ -232,7 +253,7 @@ def run(options: Options, tell: Callable[[str], None]) -> Report:
                     tell(f"{done} of {len(cases)}, {runs.total()} recovered")
     missed = sum(failure.startswith("not reached") for failure in failures)
     figures = {
-        "calls": len(found),
+        "calls": calls,
         "faults each": len(FAULTS),
         "cases": len(cases),
         "recovered": runs.total(),

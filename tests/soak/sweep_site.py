@@ -13,12 +13,14 @@ from sites import Site, eventually
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from soak.repository import fsck, read_files, read_history
+from soak.users import commit_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 _NOWHERE = "git://nowhere/"
+_BASES = "refs/briter/branches/main/mirror"
 _DAYS = 3 * 24 * 3600.0
 """Longer than any file is kept because of its age."""
 _POSTS = "content/posts"
@@ -44,16 +46,23 @@ AFTER = _PERSONS | {
     f"{_POSTS}/gallery/three.md": "three\n",
 }
 _HUMAN = ["M  notes.txt", " M readme.md", "?? scratch.txt"]
+ELSEWHERE = {f"{_POSTS}/welcome.md": "# Welcome, from elsewhere\n", f"{_POSTS}/theirs.md": "theirs\n"}
 FAST = {"BRITER_WORKER_BACKOFF_MS": "0"}
 
 
-def make_template(root: Path) -> Site:
-    """A site with four jobs that are due, one on hold, a dead letter, and a person in the middle of work."""
+def make_template(root: Path, *, moved: bool) -> Site:
+    """A site with four jobs that are due, one on hold, a dead letter, and a person in the middle of work.
+
+    `moved`: somebody else has pushed since the site last looked.
+    """
     root.mkdir(parents=True)
     site = Site.make(root)
     for path, text in BEFORE.items():
         site.write_post(path, text)
     site.commit_all("Fill the site")
+    if moved:
+        tip = site.git("rev-parse", "main")
+        assert commit_files(site.remote, tip, ELSEWHERE, "From elsewhere")
     for path, text in (
         AFTER | {"notes.txt": "staged by a person\n", "scratch.txt": "of no concern\n"}
     ).items():
@@ -107,17 +116,17 @@ def is_settled(site: Site) -> bool:
     )
 
 
-def problems(site: Site) -> Iterator[str]:
+def problems(site: Site, *, moved: bool) -> Iterator[str]:
     """Everything that is not as it must be once the worker has run again."""
     for check in (_remote, _local, _queue):
         try:
-            yield from check(site)
+            yield from check(site, moved)
         except (AssertionError, ValueError, OSError) as error:
             yield f"{check.__name__.strip('_')}: {error}"
 
 
-def _remote(site: Site) -> Iterator[str]:
-    expected = Counter(["Start the site", "Fill the site", *COMMITS])
+def _remote(site: Site, moved: bool) -> Iterator[str]:  # noqa: FBT001
+    expected = Counter(["Start the site", "Fill the site", *COMMITS, *(["From elsewhere"] if moved else [])])
     commits = [(commit.message.strip(), commit.touched) for commit in read_history(site.remote, "main")]
     if (found := Counter(subject for subject, _ in commits)) != expected:
         yield f"on the remote: {dict(found - expected)} too many, {dict(expected - found)} missing"
@@ -125,22 +134,31 @@ def _remote(site: Site) -> Iterator[str]:
         if subject in COMMITS and touched.keys() != COMMITS[subject]:
             yield f"{subject!r} touches {sorted(touched)}"
     there = {path: content.decode() for path, content in read_files(site.remote).items()}
-    if there != AFTER:
-        yield f"the remote has {there}, not {AFTER}"
+    if there != (wanted := {**AFTER, **(ELSEWHERE if moved else {})}):
+        yield f"the remote has {there}, not {wanted}"
     if (refs := site.git("for-each-ref", "--format=%(refname)", cwd=site.remote)) != "refs/heads/main":
         yield f"the remote has {refs}"
     yield from fsck(site.remote)
 
 
-def _local(site: Site) -> Iterator[str]:
+def _local(site: Site, moved: bool) -> Iterator[str]:  # noqa: FBT001
     tip = site.git("rev-parse", "refs/heads/main", cwd=site.remote)
     for ref in ("refs/heads/main", "refs/remotes/origin/main"):
         if (here := site.git("rev-parse", ref)) != tip:
             yield f"{ref} is {here}, not {tip}"
     texts = {"readme.md": "changed by a person\n", "scratch.txt": "of no concern\n"}
+    allowed = list(_HUMAN)
+    for path, text in ELSEWHERE.items() if moved else ():
+        file = site.worktree / path
+        found = file.read_text() if file.exists() else None
+        if found == BEFORE.get(path) and site.git("for-each-ref", _BASES):
+            # The disk would not have it; what the file started from is known, so that nothing reverts it.
+            allowed.append(f" {'M' if path in BEFORE else 'D'} {path}")
+        else:
+            texts[path] = text
     status = site.git("-c", "core.quotePath=false", "status", "--porcelain", "--untracked-files=all")
     # `Site.git` strips its output, and with it what the first line may begin with.
-    if {line.strip() for line in status.splitlines()} != {line.strip() for line in _HUMAN}:
+    if {line.strip() for line in status.splitlines()} != {line.strip() for line in allowed}:
         yield f"git status says {status!r}"
     if site.git("show", ":notes.txt") != "staged by a person":
         yield "what a person had staged is not staged any more"
@@ -151,7 +169,7 @@ def _local(site: Site) -> Iterator[str]:
     yield from fsck(site.worktree)
 
 
-def _queue(site: Site) -> Iterator[str]:
+def _queue(site: Site, moved: bool) -> Iterator[str]:  # noqa: ARG001, FBT001
     if not is_settled(site):
         jobs = [(job["slug"], job.get("status"), job.get("lastError")) for job in site.jobs()]
         yield f"in the queue: {jobs}"

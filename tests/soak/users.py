@@ -126,8 +126,10 @@ class Operator:
         """Return True if a merge is under way."""
         return (self._site.worktree / ".git/MERGE_HEAD").exists()
 
-    def end_merge(self) -> bool:
-        """Abort the merge. Return True if none is under way."""
+    def end_merge(self, *, keep: bool = False) -> bool:
+        """Commit or abort the merge. Return True if none is under way."""
+        if keep and self.is_merging():
+            self.git("commit", "--quiet", "--message=merge")
         if self.is_merging():
             self.git("merge", "--abort")
         return not self.is_merging()
