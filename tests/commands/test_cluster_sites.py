@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from briter_worker.cluster import sites
 from briter_worker.cluster.sites import check_credentials, check_remote
@@ -320,3 +322,14 @@ def test_a_site_that_moves_to_another_remote_forgets_what_was_published(database
     with database.transaction() as connection:
         for table in ("published", "base_versions"):
             assert connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone() == (0,)  # noqa: S608
+
+
+@given(st.text(max_size=60))
+def test_no_text_gets_through_that_git_could_take_for_an_option_or_a_program(text: str) -> None:
+    try:
+        check_remote(text)
+    except UsageError:
+        return
+    assert not text.startswith("-")
+    assert "::" not in text.partition("/")[0]
+    assert text.isprintable() or not text.isascii()

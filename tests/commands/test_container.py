@@ -6,16 +6,27 @@ No container engine is needed: what the files declare is read from them and run 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import yaml
 from dashboards import serving
+from requirements import provide, python_for_everybody, unavailable
 from sites import Site, eventually, lines_of
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 ROOT = Path(__file__).parents[2]
+UNPRIVILEGED = 10001
 
 
 def _compose() -> dict[str, Any]:
@@ -160,3 +171,100 @@ def test_its_commands_publish_a_post(composed: Site) -> None:
         assert worker.wait(30) == 0
     listed = composed.command(*services()["admin"]["command"])
     assert listed.stdout.startswith("blog\t0\t0\t0\t")
+
+
+@pytest.fixture
+def unprivileged_site() -> Iterator[Site]:
+    """A site that belongs to the container's user, at a place that this user can reach."""
+    if os.geteuid() != 0:
+        unavailable("only root may become the container's user")
+    for program in ("unshare", "setpriv"):
+        provide(program, package="util-linux")
+    if subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], check=False).returncode:
+        unavailable("a PID namespace of its own is not permitted here")
+    folder = Path(tempfile.mkdtemp(prefix="briter-pid1-"))
+    try:
+        site = Site.make(folder)
+        (folder / "home").mkdir()
+        for entry in [folder, *folder.rglob("*")]:
+            os.chown(entry, UNPRIVILEGED, UNPRIVILEGED, follow_symlinks=False)
+        yield site
+    finally:
+        shutil.rmtree(folder)
+
+
+def _as_container_user() -> list[str]:
+    """As the compose file has it: another user, no capabilities, and no way to gain any."""
+    user = [f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups"]
+    # `env`, as what setpriv itself starts is still found with root's rights.
+    return ["setpriv", *user, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "env"]
+
+
+def _processes_below(pid: int) -> dict[int, str]:
+    """State letter of each process that descends from `pid`, itself included, as this machine sees them."""
+    parents: dict[int, tuple[int, str]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # gone meanwhile
+        parents[int(stat.parent.name)] = (int(fields[1]), fields[0])
+    below = {pid}
+    while more := {child for child, (parent, _) in parents.items() if parent in below} - below:
+        below |= more
+    return {process: parents[process][1] for process in below if process in parents}
+
+
+@pytest.mark.parametrize("as_pid_1", ["worker", "tini"])
+def test_as_pid_1_it_publishes_leaves_no_zombie_and_ends_with_0_on_sigterm(
+    unprivileged_site: Site, as_pid_1: str
+) -> None:
+    site = unprivileged_site
+    python, env = python_for_everybody(_as_container_user())
+    init = []
+    if as_pid_1 == "tini":
+        provide("tini", package="tini")
+        init = ["tini", "--"]
+    namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    env = site.environment(**env, HOME=str(site.root / "home"))
+    outer = subprocess.Popen(
+        [*namespace, *_as_container_user(), *init, python, "-m", "briter_worker", "run"],
+        cwd=site.root,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        lines = lines_of(outer)
+        started = next(lines, None)
+        assert started, outer.communicate()
+        assert started["event"] == "worker-started"
+        (first,) = [p for p in _processes_below(outer.pid) if _parent(p) == outer.pid]
+        assert Path(f"/proc/{first}/status").read_text().count(f"Uid:\t{UNPRIVILEGED}\t") == 1
+        for number in (1, 2):
+            post = site.write_post(f"content/posts/{number}.md", f"# {number}\n")
+            job = site.save(f"post-{number}", [f"content/posts/{number}.md"])
+            for file in (post, job):
+                os.chown(file, UNPRIVILEGED, UNPRIVILEGED)
+            while next(lines)["event"] != "published":
+                pass
+        # The remote is not root's own, and root is who looks.
+        log = site.git("-c", "safe.directory=*", "log", "--format=%s", "main", cwd=site.remote)
+        assert len(log.splitlines()) == 3
+        eventually(lambda: "Z" not in _processes_below(outer.pid).values(), within=5)
+
+        os.kill(first, signal.SIGTERM)
+
+        assert outer.wait(30) == 0
+        assert [entry["event"] for entry in lines][-1] == "worker-stopped"
+    finally:
+        outer.kill()
+        outer.communicate()
+
+
+def _parent(pid: int) -> int | None:
+    """Return the parent of a process; None if the process has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None

@@ -327,3 +327,13 @@ def test_a_pattern_that_does_not_parse_stops_the_start(site: Site) -> None:
     assert result.returncode == 2
     said = 'BRITER_EXCLUDED_PATHS is "drafts/,!"; accepted: a list of patterns as in .gitignore'
     assert said in result.stderr
+
+
+def test_a_folder_job_never_deletes_what_no_job_may_publish(site: Site) -> None:
+    site.write_post("content/.gitattributes", "*.bin binary\n")
+    site.commit_all("attributes")
+    (site.worktree / "content/.gitattributes").unlink()
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("all", ["content"])
+    result = site.run_once()
+    assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/a.md"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
+import subprocess
 import threading
 import time
 from contextlib import closing
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from receivers import Receiver, Reply, receiving
+from requirements import provide
 from sites import Site, eventually, lines_of
 from standardwebhooks.webhooks import Webhook
 
@@ -460,3 +462,33 @@ def test_the_doctor_names_problems_of_webhooks(site: Site, receiver: Receiver) -
     good = site.command("doctor", "--json", **env(receiver))
     (fine,) = [each for each in json.loads(good.stdout)["findings"] if each["check"] == "webhooks"]
     assert (fine["state"], fine["message"]) == ("ok", receiver.url)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that nobody has reason to trust."""
+    provide("openssl", package="openssl")
+    file = tmp_path_factory.mktemp("tls") / "both.pem"
+    names = ("-addext", "subjectAltName=IP:127.0.0.1", "-subj", "/CN=receiver")
+    files = ("-keyout", str(file), "-out", str(file.with_suffix(".crt")))
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files],
+        check=True,
+        capture_output=True,
+    )
+    with file.open("a", encoding="utf-8") as both:
+        both.write(file.with_suffix(".crt").read_text(encoding="utf-8"))
+    return file
+
+
+def test_a_receiver_with_an_untrusted_certificate_gets_no_message(
+    station: Station, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving(certificate) as receiver:
+        station.tell(station.open(receiver.url), published())
+        assert receiver.received == []
+        assert station.unsent() == 1
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_suffix(".crt")))
+        station.later(DELAYS_S[0])
+        assert len(receiver.received) == 1
+        monkeypatch.undo()

@@ -357,3 +357,30 @@ def test_the_marker_of_a_dead_worker_outlives_a_look_that_was_refused(site: Site
     assert try_again(site).of("published")
     assert not lock.exists()
     assert not busy.exists()
+
+
+def test_a_sha256_repository_is_published_like_any_other(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    for folder in (("--bare", str(site.remote)), (str(site.worktree),)):
+        site.git("init", "-q", "--object-format=sha256", "-b", "main", *folder, cwd=tmp_path)
+    site.git("remote", "add", "origin", str(site.remote))
+    site.write_post("content/posts/welcome.md", "# Welcome\n")
+    site.git("add", "--all")
+    site.git("commit", "-qm", "Start the site")
+    site.git("push", "-q", "-u", "origin", "main")
+    save(site)
+    assert site.run_once(**DRY).of("published")
+    assert len(site.remote_log()) == 1
+    save(site, "b")
+    assert site.run_once().of("published")
+    site.push_elsewhere({"content/posts/theirs.md": "theirs\n"})
+    save(site, "c")
+    assert site.run_once().of("published")
+    (site.worktree / "content/posts/a.md").unlink()
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("published")
+    subjects = [subject.removeprefix("Publish ") for _, subject in site.remote_log()]
+    assert subjects == ["a", "c", "Theirs", "b", "a", "Start the site"]
+    assert len(site.remote_log()[0][0]) == 64
+    assert site.git("status", "--porcelain") == ""
+    assert (site.worktree / "content/posts/theirs.md").exists()

@@ -17,6 +17,7 @@ from briter_worker.allowlist import (
     Allowlist,
     PathRefusedError,
     compile_patterns,
+    is_safe_to_check_out,
 )
 from briter_worker.errors import UsageError
 
@@ -307,3 +308,25 @@ def test_configuration_templates_and_code_are_in_no_authors_folder(name: str, pa
         return
     with pytest.raises(PathRefusedError):
         allowlist.resolve(path)
+
+
+@pytest.mark.parametrize("path", ["a", "a/b.md", "a/.gitmodules", "a/.gitattributes", "a b/..c", "été/.x"])
+def test_what_git_would_check_out_may_be_written(path: str) -> None:
+    assert is_safe_to_check_out(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "/a", "a/", "a//b", "./a", "a/./b", "..", "a/../b", ".git", "a/.git/config", ".GIT/x", "git~1"],
+)
+def test_what_git_would_not_check_out_is_not_written(path: str) -> None:
+    assert not is_safe_to_check_out(path)
+
+
+def test_the_workers_storage_is_refused_inside_an_allowed_folder() -> None:
+    allowlist = Allowlist(["content"], private=["content/storage"])
+    assert allowlist.resolve("content") == "content"
+    assert allowlist.resolve("content/storage2/a.md") == "content/storage2/a.md"
+    for path in ("content/storage", "content/storage/config.json"):
+        with pytest.raises(PathRefusedError, match="the worker's storage"):
+            allowlist.resolve(path)

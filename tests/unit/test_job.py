@@ -15,6 +15,7 @@ from briter_worker.job import (
     format_time,
     parse_time,
     read_document,
+    with_state,
 )
 
 LEAST: dict[str, Any] = {"slug": "a", "paths": ["a.md"]}
@@ -98,3 +99,11 @@ def test_a_written_file_has_nothing_that_a_terminal_obeys_or_an_editor_hides() -
     assert "ü".encode() in data
     assert not {"\u202e", "\x9b", "\u200b"} & set(data.decode())
     assert read_document(data) == value
+
+
+def test_of_two_spellings_the_new_one_counts_and_is_kept() -> None:
+    document = {**LEAST, "commitMessage": "old", "message": "new", "attempts": 3, "attempt": 7}
+    assert (parse(document).attempts, parse(document).message) == (3, "new")
+    written = with_state(document, 0.0, status=Status.PENDING, attempts=2)
+    assert (written["message"], written["attempts"]) == ("new", 2)
+    assert not {"commitMessage", "attempt"} & written.keys()

@@ -216,3 +216,18 @@ def test_a_lock_that_a_dead_worker_left_stops_nobody(site: Site, worker: MirrorW
     (site.worktree / ".git/index.lock").write_bytes(b"briter-worker")
     assert follow(worker, push_theirs(site, worker, welcome="theirs\n"))
     assert_followed(site, worker)
+
+
+def test_files_are_written_and_compared_as_git_converts_them(site: Site, worker: MirrorWorker) -> None:
+    site.git("config", "filter.rot.clean", "tr a-z b-za")
+    site.git("config", "filter.rot.smudge", "tr b-za a-z")
+    site.write_post(".gitattributes", "*.txt text eol=crlf\n*.rot filter=rot\n")
+    site.commit_all("Attributes")
+    other = site.colleague()
+    for round_ in ("one\n", "two\n"):
+        (other / "content/a.txt").write_bytes(round_.encode())
+        (other / "content/a.rot").write_bytes(round_.encode())
+        assert follow(worker, push_all(site, worker))
+        assert (site.worktree / "content/a.txt").read_bytes() == round_.replace("\n", "\r\n").encode()
+        assert site.git("hash-object", "content/a.rot") == site.git("rev-parse", "HEAD:content/a.rot")
+        assert_followed(site, worker)
