@@ -417,7 +417,8 @@ class HistorySink:
                 "remote": self._target.remote,
             }
         if isinstance(event, events.Published):
-            changes = [(one_line(path), *counts) for path, *counts in event.changes[:_MAX_FILES]]
+            # An undo takes its paths from here: no other path may stand for one that cannot be shown as it is.
+            changes = [each for each in event.changes[:_MAX_FILES] if one_line(each[0]) == each[0]]
             facts |= {
                 "href": self._target.href(event.slug),
                 "changes": json.dumps(changes),

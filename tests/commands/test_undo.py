@@ -263,6 +263,16 @@ def test_a_waiting_save_and_what_makes_no_sense_refuse_an_undo_in_a_cluster(farm
     assert (on_remote(farm), farm.rows()) == (["two\n", "picture", None], 0)
 
 
+@pytest.mark.parametrize("path", ["content/a  b.md", "content/token=abc.md"])
+def test_an_undo_that_would_miss_a_file_refuses_in_a_cluster(farm: Farm, path: str) -> None:
+    for text in (b"three\n", b"four\n"):
+        enqueue("a", files={A: text, path: text}, site="blog", settings=farm.settings())
+        assert farm.once().returncode == 0
+    done = farm.command("undo", "a", "--site", "blog")
+    assert (done.returncode, "does not have every file" in done.stderr) == (1, True)
+    assert farm.rows() == 0
+
+
 def test_the_differences_are_shown_in_a_cluster_and_the_dashboard_undoes(farm: Farm) -> None:
     shown = in_cluster(farm, "show", "a", "--diff")
     assert ("-one" in shown["diff"], "+two" in shown["diff"]) == (True, True)
