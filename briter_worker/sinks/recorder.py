@@ -417,7 +417,7 @@ class HistorySink:
                 "remote": self._target.remote,
             }
         if isinstance(event, events.Published):
-            # An undo takes its paths from here: no other path may stand for one that cannot be shown as it is.
+            # An undo takes its paths from here: an altered one would be another file.
             changes = [each for each in event.changes[:_MAX_FILES] if one_line(each[0]) == each[0]]
             facts |= {
                 "href": self._target.href(event.slug),
