@@ -213,6 +213,13 @@ class ClusterSite(Site):
     def _era(self) -> str:
         return f"{registry.get(self._database, self.name).created_at} "
 
+    def _former_slug(self, job_id: str) -> str | None:
+        # The history gets what newer saves superseded with the site's next drain.
+        query = "SELECT slug FROM superseded WHERE site = %s AND job_id = %s"
+        with self._database.connection() as connection:
+            row = connection.execute(query, (self.name, job_id)).fetchone()
+        return row[0] if row else super()._former_slug(job_id)
+
     def _store(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
         send(self.settings, document, files=contents)
 

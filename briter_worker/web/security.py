@@ -274,6 +274,8 @@ class Guard:
     async def _admit(self, scope: Scope) -> Response | None:
         """Return the sign-in page's address for a visitor who has to sign in. Raises ProblemError."""
         headers, path = Headers(scope=scope), scope["path"]
+        if "\0" in path or b"%00" in scope.get("query_string", b""):
+            raise ProblemError(404, "this page does not exist")  # no text of Postgres has a NUL
         cookie = Request(scope).cookies.get(COOKIE)
         if not self._access.has_session(cookie):
             cookie = None

@@ -236,15 +236,20 @@ class Site:
         """Return True if the queue or the history has the job. Raises ProblemError if it has another one."""
         with self._queue_guard:
             waiting = self._queue.find(document["id"], time.time())
-        receipts = self.history.attempts(document["id"])
+        former = self._former_slug(document["id"])
         if waiting:
             is_same = waiting[0].read().get(_REQUEST) == document[_REQUEST]
         else:
-            is_same = not receipts or receipts[0].slug == document["slug"]
+            is_same = former in {None, document["slug"]}
         if not is_same:
             text = "this Idempotency-Key was used for another request"
             raise ProblemError(422, text, "use a new key for a new request")
-        return bool(waiting or receipts)
+        return bool(waiting or former is not None)
+
+    def _former_slug(self, job_id: str) -> str | None:
+        """Return the slug of a job that has been attempted, or has left the queue."""
+        receipts = self.history.attempts(job_id)
+        return receipts[0].slug if receipts else None
 
     def _era(self) -> str:
         """Return what tells this site from a removed one of its name, whose receipts remain."""

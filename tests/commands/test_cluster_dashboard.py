@@ -222,6 +222,15 @@ def test_requests_with_one_idempotency_key_are_one_job(dashboard: Dashboard) -> 
     assert dashboard.api.post("/api/sites/blog/jobs", json=other, headers=key).status_code == 422
     assert dashboard.json("/api/sites/blog/jobs")["total"] == 1
     assert dashboard.api.post("/api/sites/shop/jobs", json=other, headers=key).json()["replayed"] is False
+    newer = dashboard.api.post("/api/sites/blog/jobs", json=other).json()
+    ask()
+    assert answers[-1].json()["replayed"] is True, "a request that is sent again takes no newer save back"
+    assert [job["id"] for job in dashboard.json("/api/sites/blog/jobs")["items"]] == [newer["id"]]
+
+
+def test_an_address_that_postgres_cannot_take_is_no_page(dashboard: Dashboard) -> None:
+    for path in ("jobs/a%00b", "history?slug=%00", "history?search=%00"):
+        assert dashboard.api.get(f"/api/sites/blog/{path}").status_code == 404, path
 
 
 @pytest.mark.parametrize(
