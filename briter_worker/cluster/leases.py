@@ -50,8 +50,8 @@ RETURNING sites.*, found.worker AS left_by,
     OR EXISTS (SELECT FROM publications WHERE site = sites.name AND state = 'claimed') AS is_unfinished
 """
 _TAKE_DUE, _TAKE_NAMED = (_TAKE.format(found=found).encode() for found in (_FIND_DUE, _FIND_NAMED))
-# Sites that have something to do beside due jobs: pulls, leases of the dead and jobs in flight that nobody
-# works on, and retries further away than any backoff, which a clock that ran ahead has written.
+# Sites that have something to do beside due jobs: pulls, leases of the dead, plans and jobs in flight that
+# nobody works on, and retries further away than any backoff, which a clock that ran ahead has written.
 _SWEEP = f"""
 SELECT s.name FROM sites s
 WHERE {_IS_FREE} AND (
@@ -62,7 +62,8 @@ WHERE {_IS_FREE} AND (
     )
     OR s.worker IS NOT NULL OR (
         coalesce(s.taken_at, 0) <= {_NOW} - %(doubt)s
-        AND EXISTS (SELECT FROM publications p WHERE p.site = s.name AND p.state = 'claimed')
+        AND (EXISTS (SELECT FROM publications p WHERE p.site = s.name AND p.state = 'claimed')
+            OR EXISTS (SELECT FROM plans p WHERE p.site = s.name))
     )
 )
 """  # noqa: S608

@@ -61,6 +61,21 @@ def test_one_run_brings_all_that_is_due_on_all_sites_to_their_remotes(farm: Farm
     assert [each["event"] for each in events_in(again.stdout)] == ["worker-started", "worker-stopped"]
 
 
+def test_a_plan_that_nobody_works_on_is_completed(farm: Farm) -> None:
+    farm.add("blog")
+    farm.save("blog", "hello")
+    assert farm.once().returncode == 0
+    tip = farm.site("blog").remote_log()[0][0]
+    plan = {"id": "left", "base": None, "tip": tip, "commits": {"1": tip}, "blobs": {}}
+    with farm.database.connection() as connection:
+        connection.execute(
+            "INSERT INTO plans (site, id, plan) VALUES ('blog', 'left', %s)", (json.dumps(plan),)
+        )
+    assert farm.once().returncode == 0
+    with farm.database.connection() as connection:
+        assert connection.execute("SELECT count(*) FROM plans").fetchone() == (0,)
+
+
 def test_a_page_is_published_without_what_its_site_excludes(farm: Farm) -> None:
     page = "content/hello"
     farm.add("blog", excludedPaths=["_changes/", ".lock"])

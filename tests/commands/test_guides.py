@@ -326,7 +326,7 @@ def test_every_command_for_a_cluster_runs(site: Site, empty_database_url: str) -
     start, *blocks, containers = _commands(page, "shell")
     start = re.sub("export BRITER_DATABASE_URL=.*", "", start)
     (declared,), (python,) = _commands(page, "yaml"), _commands(page, "python")
-    python = f"{sys.executable} - <<'END'\nfrom pathlib import Path\n{python}END\n"
+    python = f"$PYTHON - <<'END'\nfrom pathlib import Path\n{python}END\n"
     with http_remote(site.root) as http, serving(site) as dashboard:
         places = {"https://git.example.org/blog.git": http.url(site.remote), "$TOKEN": TOKEN}
         places |= dict.fromkeys(("https://publish.example.org", "https://posts.example.org"), dashboard.base)

@@ -68,11 +68,12 @@ _OPEN = {
         "SELECT count(*) FROM sites JOIN nodes ON nodes.name = worker"
         " WHERE seen_at > extract(epoch FROM clock_timestamp()) - 10"
     ),
+    "plans": "SELECT count(*) FROM plans",
 }
 _LEFT = {
     "drains": _OPEN["drains"],
     "jobs": "SELECT count(*) FROM publications",
-    "plans": "SELECT count(*) FROM plans",
+    "plans": _OPEN["plans"],
     "files of jobs": "SELECT count(*) FROM files",
     "blobs that no base version needs": (
         "SELECT count(*) FROM blobs b WHERE NOT EXISTS (SELECT FROM base_versions v WHERE v.kept = b.blob)"
