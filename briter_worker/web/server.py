@@ -49,6 +49,8 @@ THREADS = 8
 """Requests that may read the disk or the database at once."""
 HEADERS_S = 10.0
 """Time from the opening of a connection to the end of a request's headers."""
+READ_S = 30.0
+"""Time in which a visitor has to read what is in the buffer of its connection."""
 MAX_CONNECTIONS_PER_ADDRESS = 200
 """Of a visitor; a trusted proxy has as many as it needs."""
 _KEEP_ALIVE_S = 30
@@ -226,9 +228,10 @@ def _problem_of(error: Exception) -> ProblemError:
 
 
 class Protocol(H11Protocol):
-    """HTTP/1.1 that closes a connection without a request, or of a greedy address."""
+    """HTTP/1.1 that closes a connection of a slow visitor, or of a greedy address."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the first request."""
@@ -250,6 +253,16 @@ class Protocol(H11Protocol):
         """Expect the next request."""
         super().on_response_complete()
         self._expect_request(_KEEP_ALIVE_S + HEADERS_S)
+
+    def pause_writing(self) -> None:
+        """Expect the visitor to read on."""
+        super().pause_writing()
+        self._stall = self.loop.call_later(READ_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Write on."""
+        super().resume_writing()
+        self._stall.cancel()
 
     def _expect_request(self, seconds: float) -> None:
         if self._deadline is not None:

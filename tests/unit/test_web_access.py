@@ -9,10 +9,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
+import uvicorn
 from fastapi import Body, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from uvicorn.server import ServerState
 
 from briter_worker.cluster.tokens import ApiToken
 from briter_worker.sinks.history import Moment
@@ -109,6 +111,35 @@ def ask(path: str, headers: dict[str, str], *messages: Message, access: Access) 
     }
     asyncio.run(asyncio.wait_for(Guard(app, access, refuse)(scope, receive, send), 20))
     return passed, sent[0]["status"]
+
+
+def test_a_visitor_that_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "READ_S", 0.1)
+
+    async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(64 << 20)})
+
+    async def visit() -> None:
+        gone = asyncio.Event()
+
+        class Watched(server.Protocol):
+            def connection_lost(self, exc: Exception | None) -> None:
+                super().connection_lost(exc)
+                gone.set()
+
+        config = uvicorn.Config(answer, lifespan="off", log_config=None)
+        config.load()
+        state = ServerState()
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(lambda: Watched(config, state, {}), "127.0.0.1", 0)
+        _, visitor = await asyncio.open_connection(*listener.sockets[0].getsockname(), limit=1)
+        visitor.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(gone.wait(), 20)
+        visitor.close()
+        listener.close()
+
+    asyncio.run(visit())
 
 
 def test_a_form_whose_end_did_not_arrive_changes_nothing() -> None:
