@@ -96,10 +96,7 @@ _TEXTS = {
     ),
     "dashboard_token": _SECRET,
     "pull_secret": _SECRET,
-    "database_url": (
-        "postgres(?:ql)?://[!-~]+",
-        "an address of Postgres, such as postgresql://db.example.org/briter",
-    ),
+    "database_url": ("postgres(?:ql)?://[!-~]+", "an address such as postgresql://db.example.org/briter"),
     "site": (SITE_NAME, "a site's name: up to 100 letters, digits, and after the first also . _ and -"),
 }
 """The pattern of the whole text of a setting, and what is accepted."""
@@ -165,9 +162,7 @@ def _check_receivers(addresses: tuple[str, ...], info: ValidationInfo) -> tuple[
     for address in addresses:
         url, mark, topics = address.partition("#")
         if not url or (mark and not re.fullmatch(rf"{_TOPIC}(?:\+{_TOPIC})*", topics)):
-            raise ValueError(
-                "addresses, after each if wanted # and the events to send, such as published+condition"
-            )
+            raise ValueError("addresses, each with # and events if wanted, such as published+condition")
         _check_address(url, info)
     return addresses
 
@@ -305,9 +300,7 @@ class Settings(BaseSettings):
     dashboard_host: str = _setting("127.0.0.1", "Address that `serve` listens on.")
     dashboard_port: _Port = _setting(8320, "Port that `serve` listens on. 0: any free port.")
     dashboard_token: str = _setting(
-        "",
-        "Token of the dashboard, also for `Bearer`. Default: a random one in `.git/briter/dashboard.token`.",
-        secret=True,
+        "", "Token of the dashboard. Default: a random one in `.git/briter/dashboard.token`.", secret=True
     )
     pull_secret: str = _setting(
         "", "Secret by which a git host's webhook may call `POST /api/pull` of the dashboard.", secret=True
