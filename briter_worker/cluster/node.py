@@ -467,7 +467,7 @@ class Node:
             if counts.completed > counts.failed:
                 self._health.succeed(site)
             (self._idle.discard if counts.completed else self._idle.add)(site)
-            if counts.completed >= _MANY_JOBS:
+            if counts.completed >= _MANY_JOBS and not self._is_once:
                 self._rest(site, _TICK_S)
 
     def _forgive(self) -> None:

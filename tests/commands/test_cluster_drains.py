@@ -76,6 +76,15 @@ def test_a_plan_that_nobody_works_on_is_completed(farm: Farm) -> None:
         assert connection.execute("SELECT count(*) FROM plans").fetchone() == (0,)
 
 
+def test_one_run_brings_more_than_one_drain_of_a_site_takes(farm: Farm) -> None:
+    farm.add("blog")
+    for number in range(501):
+        farm.save("blog", f"post{number}")
+    done = farm.once()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (farm.rows(), farm.published("blog").total()) == (0, 501)
+
+
 def test_a_page_is_published_without_what_its_site_excludes(farm: Farm) -> None:
     page = "content/hello"
     farm.add("blog", excludedPaths=["_changes/", ".lock"])
