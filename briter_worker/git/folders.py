@@ -124,6 +124,31 @@ class Folders:
         self._open.clear()
 
 
+class PlainFiles(Folders):
+    """Files in memory, by their paths, in place of a work tree: no links, and no folder that is declared."""
+
+    def __init__(self, files: Mapping[str, tuple[str, bytes]]) -> None:
+        """Take mode and content of each file."""
+        self._files = files
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def status(self, path: str) -> os.stat_result | None:
+        """Return what counts of a file's status; None where nothing is."""
+        if path not in self._files:
+            return None
+        mode, content = self._files[path]
+        return os.stat_result((int(mode, 8), 0, 0, 1, 0, 0, len(content), 0, 0, 0))
+
+    def read(self, path: str, max_bytes: int, most: int = _ANY_SIZE) -> tuple[os.stat_result, bytes | None]:  # noqa: ARG002 - as those of a work tree
+        """Return status and content of a file."""
+        status = self.status(path)
+        if status is None:
+            raise FileNotFoundError(path)
+        return status, self._files[path][1]
+
+
 class Tree:
     """The part of a commit's tree at and below some paths."""
 

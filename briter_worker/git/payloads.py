@@ -3,9 +3,10 @@
 A producer gathers the files that a job declares. Where its folder has a git repository, the payload says
 which version of each file its author started from, and leaves out what git ignores.
 
-A node writes a batch's files into a temporary work tree and stages them like the CMS's own, with the branch's
-`.gitattributes` and `.gitignore`. Where several jobs bring one path, the version saved last counts, whichever
-job brought it: in the CMS's work tree, too, a file is there once.
+A node stages a batch's files like the CMS's own: from memory, or from a temporary work tree where git has to
+read them, because of their size or of the branch's `.gitattributes` and `.gitignore`. Where several jobs
+bring one path, the version saved last counts, whichever job brought it: in the CMS's work tree, too, a file
+is there once.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from briter_worker.errors import (
     UnavailableError,
     UsageError,
 )
-from briter_worker.git.folders import Folders, Staged, Tree, read_tree
+from briter_worker.git.folders import Folders, PlainFiles, Staged, Tree, read_tree
 from briter_worker.git.merge import Base
-from briter_worker.git.repository import Repository, blob_of
+from briter_worker.git.repository import FOLDER, Repository, blob_of
 from briter_worker.git.run import Git
-from briter_worker.git.staging import IGNORED, ignored_paths, sparse_paths
+from briter_worker.git.staging import ALL_TEXT, IGNORED, LARGE, ignored_paths, sparse_paths
 from briter_worker.git.undo import versions_to_restore
 from briter_worker.git.work_tree import BlockedError, WorkTree
 from briter_worker.ports import RESTORE, BaseVersion, Payload, SubmittedFile, blob_id
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 _GIT_TIMEOUT_S = 60.0
 _ANY_SIZE = 2**63
 _RULES = (".gitattributes", ".gitignore")
+_READ_BY_GIT = frozenset({*_RULES, ".git", "HEAD"})
+"""Names of rule files, and of what makes a folder a nested repository."""
 _saved_at = attrgetter("saved_at")
 _UNKNOWN = 0.0
 """Time of saving of a folder in which nothing was left."""
@@ -222,10 +225,14 @@ class SubmittedCopies:
         self._saves = saves = _Saves(payloads)
         git = self._repository.git
         try:
-            with tempfile.TemporaryDirectory(prefix="worktree-", dir=git.state_dir) as folder:
-                self._write_files(Path(folder), tip, claims)
-                git.worktree = Path(folder)
-                staged = self._staging.stage(claims, tip=tip, scheduled=scheduled)
+            there, rules, is_plain = self._find_files(tip, claims)
+            if is_plain and (plain := self._read_files(there)) is not None:
+                staged = self._staging.stage(claims, tip=tip, scheduled=scheduled, files=PlainFiles(plain))
+            else:
+                with tempfile.TemporaryDirectory(prefix="worktree-", dir=git.state_dir) as folder:
+                    self._write_files(Path(folder), there, rules)
+                    git.worktree = Path(folder)
+                    staged = self._staging.stage(claims, tip=tip, scheduled=scheduled)
         except UnavailableError:
             raise
         except OSError as error:
@@ -278,8 +285,14 @@ class SubmittedCopies:
             payloads[key] = payload._replace(files=tuple(files))
         return refused
 
-    def _write_files(self, root: Path, tip: str, claims: Sequence[Claim]) -> None:
-        """Write the files, and the tip's rule files along their folders, unless the CMS has removed those."""
+    def _find_files(
+        self, tip: str, claims: Sequence[Claim]
+    ) -> tuple[dict[str, SubmittedFile], dict[str, str], bool]:
+        """Return the files by path, and the blobs of the tip's rule files along their folders.
+
+        Without the rule files that the CMS has removed. The last one is True if no work tree would say more:
+        each path that is declared is a file, with no rules, and no folder or nested repository in its way.
+        """
         allowed, folders = dict[str, SubmittedFile | None](), {""}
         for path in (*(path for claim in claims for path in claim.job.paths), *self._saves.files):
             with suppress(PathRefusedError):
@@ -287,20 +300,43 @@ class SubmittedCopies:
                 allowed[resolved] = file
                 folders.update(parents(resolved if file and file.blob else f"{resolved}/"))
         there = {path: file for path, file in allowed.items() if file and file.blob}
-        for path, file in sorted(there.items(), key=lambda item: item[1].saved_at, reverse=True):
-            self._repository.git.check_running()
-            _write_new(root / path, self.read(str(file.blob)), 0o755 if file.mode == "100755" else 0o644)
         rules = {f"{folder}/{name}".lstrip("/") for folder in folders for name in _RULES}
         # Asked together with what staging asks for next: the repository remembers it.
+        entries = self._repository.entries(tip, rules | allowed.keys() | folders - {""})
         found = {
             path: entry.blob
-            for path, entry in self._repository.entries(tip, rules | allowed.keys() | folders - {""}).items()
+            for path, entry in entries.items()
             if path in rules
             and entry.mode in ("100644", "100755")
             and (path.endswith(".gitattributes") or (last := self._saves.last(path)) is None or last.blob)
         }
-        contents = self._repository.blobs(found.values()) if found else []
-        for path, content in zip(found, contents, strict=True):
+        is_plain = (
+            len(there) == len(allowed)
+            and not found
+            and folders.isdisjoint(there)
+            and not any(path in entries and entries[path].mode == FOLDER for path in there)
+            and _READ_BY_GIT.isdisjoint(name for path in there for name in path.split("/"))
+            and self._repository.git.config("core.autocrlf").lower() not in ALL_TEXT
+        )
+        return there, found, is_plain
+
+    def _read_files(self, there: Mapping[str, SubmittedFile]) -> dict[str, tuple[str, bytes]] | None:
+        """Return mode and content of each file; None if one is for git to read, or too large."""
+        files = {}
+        for path, file in there.items():
+            self._repository.git.check_running()
+            content = self.read(str(file.blob))
+            if len(content) > min(LARGE, self._staging.max_file_bytes):
+                return None
+            files[path] = "100755" if file.mode == "100755" else "100644", content
+        return files
+
+    def _write_files(self, root: Path, there: Mapping[str, SubmittedFile], rules: Mapping[str, str]) -> None:
+        for path, file in sorted(there.items(), key=lambda item: item[1].saved_at, reverse=True):
+            self._repository.git.check_running()
+            _write_new(root / path, self.read(str(file.blob)), 0o755 if file.mode == "100755" else 0o644)
+        contents = self._repository.blobs(rules.values()) if rules else []
+        for path, content in zip(rules, contents, strict=True):
             _write_new(root / path, content)
 
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from briter_worker.allowlist import Allowlist
-    from briter_worker.git.folders import Stamp
+    from briter_worker.git.folders import PlainFiles, Stamp
     from briter_worker.git.run import Git
     from briter_worker.ports import Claim
 
@@ -46,8 +46,8 @@ _CHECK_ATTRIBUTES = (
     *("check-attr", "-z", "--stdin"),
     *("filter", "text", "eol", "crlf", "ident", "working-tree-encoding"),
 )
-_ALL_TEXT = ("true", "input", "1")
-_LARGE = 4 << 20
+ALL_TEXT = ("true", "input", "1")
+LARGE = 4 << 20
 """Git reads larger files, so that they are not kept in memory."""
 _PROGRESS_STEP = 100
 _TRIES = 10
@@ -78,14 +78,15 @@ class Staging:
         tip: str,
         scheduled: Mapping[str, float],
         bases: Mapping[str, str | None] = MappingProxyType({}),
+        files: PlainFiles | None = None,
     ) -> dict[str, Staged]:
         """Return what each claim changes on `tip`, by its key. Raises StoppedError after an abort.
 
         `scheduled` has the paths that scheduled jobs declare: their files are withheld from folders that are
         no more specific. `bases` has the versions of `tip` that the work tree does not have, but others in
-        their place, which its files are edits of.
+        their place, which its files are edits of. `files` are there instead of a work tree.
         """
-        with closing(Folders(cast("Path", self.repository.git.worktree))) as folders:
+        with closing(files or Folders(cast("Path", self.repository.git.worktree))) as folders:
             return _Batch(self, folders, tip, bases).stage(claims, scheduled)
 
 
@@ -271,7 +272,7 @@ class _Batch:
 
     def _find_filtered(self, paths: Collection[str]) -> None:
         """Find the paths whose contents git changes on their way in."""
-        if self._git.config("core.autocrlf").lower() in _ALL_TEXT:
+        if self._git.config("core.autocrlf").lower() in ALL_TEXT:
             self._filtered.update(paths)
         if not self._has_attributes:
             return
@@ -289,7 +290,7 @@ class _Batch:
         """Return what was read, the failure of this file alone, or None if it has just been deleted."""
         was, blob = self._tree.get(path), ""
         try:
-            most = -1 if path in self._filtered else _LARGE
+            most = -1 if path in self._filtered else LARGE
             status, content = self._folders.read(path, self._staging.max_file_bytes, most)
             if content is not None:
                 blob = blob_id(content, len(self._tip))
@@ -404,8 +405,9 @@ def ignored_paths(git: Git, paths: Collection[str]) -> set[str]:
 
 def _has_rules(git: Git, paths: Iterable[str], name: str) -> bool:
     """Return False if a cluster's clone, which has no index, has no such file: then git need not be asked."""
+    if (root := git.worktree) is None:
+        return False
     folders = {"", *(above for path in paths for above in parents(path))}
-    root = cast("Path", git.worktree)
     return (git.git_dir / "index").exists() or any(os.path.lexists(root / each / name) for each in folders)
 
 

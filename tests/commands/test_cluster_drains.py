@@ -108,6 +108,33 @@ def test_a_page_is_published_without_what_its_site_excludes(farm: Farm) -> None:
     assert farm.site("blog").remote_file(f"{page}/.lock") == "old\n"
 
 
+@pytest.mark.parametrize("size", [3, 5 << 20], ids=["staged from memory", "read by git"])
+def test_a_file_that_its_author_made_executable_stays_so(farm: Farm, size: int) -> None:
+    farm.add("blog")
+    root = farm.site("blog").colleague()
+    for name, mode in (("run", 0o755), ("text", 0o644)):
+        (root / f"content/{name}").write_bytes(b"x" * size)
+        (root / f"content/{name}").chmod(mode)
+    enqueue("files", ["content/run", "content/text"], site="blog", root=root, settings=farm.settings())
+    assert farm.once().returncode == 0
+    tree = farm.site("blog").git("ls-tree", "main:content", cwd=farm.remote("blog"))
+    modes = {line.split("\t")[1]: line.split()[0] for line in tree.splitlines()}
+    assert (modes["run"], modes["text"]) == ("100755", "100644")
+
+
+def test_the_rules_of_the_branch_hold_for_what_is_submitted(farm: Farm) -> None:
+    farm.add("blog")
+    farm.site("blog").push_elsewhere(
+        {"content/.gitignore": "*.tmp\n", ".gitattributes": "*.md text eol=lf\n"}
+    )
+    files = {"content/a.md": b"one\r\ntwo\r\n", "content/b.tmp": b"x"}
+    enqueue("files", files=files, site="blog", settings=farm.settings())
+    assert farm.once().returncode == 0
+    names = farm.site("blog").git("ls-tree", "-r", "--name-only", "main", cwd=farm.remote("blog")).split()
+    assert ("content/a.md" in names, "content/b.tmp" in names) == (True, False)
+    assert farm.site("blog").git("show", "main:content/a.md", cwd=farm.remote("blog")) == "one\ntwo"
+
+
 def test_no_clock_but_the_databases_decides_what_is_due_and_which_save_is_newer(farm: Farm) -> None:
     farm.add("blog")
     settings = sites.settings_of(sites.get(farm.database, "blog"), farm.settings())
