@@ -48,6 +48,7 @@ _CRAWL_S = 5.0
 """A drain crawls that takes longer than this, and"""
 _CRAWL_PER_JOB_S = 0.1
 """so much more for each job."""
+_MAX_SETTINGS = 10_000
 _OUTDATED = """
 SELECT p.site, p.job_id, p.slug, f.path, o.outdated_by
 FROM publications p JOIN files f ON f.publication = p.id
@@ -155,7 +156,8 @@ class SiteDrains:
     _running: set[Git] = field(default_factory=set)
     _aborted: bool = False
     _failed_pulls: dict[str, int] = field(default_factory=dict)
-    _known_settings: dict[str, tuple[str, Settings]] = field(default_factory=dict)
+    _known_settings: dict[str, Settings] = field(default_factory=dict)
+    """By what the sites say of their own: most say the same."""
 
     def take(
         self,
@@ -247,10 +249,11 @@ class SiteDrains:
     def _settings_of(self, site: Site) -> Settings:
         """Return the site's settings, which cost more than all else that a drain needs. Raises UsageError."""
         own = json.dumps([site.branch, site.adapter, site.allowed, site.settings], sort_keys=True)
-        known = self._known_settings.get(site.name)
-        if known is None or known[0] != own:
-            known = self._known_settings[site.name] = own, settings_of(site, self.settings)
-        return known[1]
+        if own not in self._known_settings:
+            if len(self._known_settings) >= _MAX_SETTINGS:
+                self._known_settings.clear()
+            self._known_settings[own] = settings_of(site, self.settings)
+        return self._known_settings[own].model_copy(update={"site": site.name})
 
     def _pull(
         self,

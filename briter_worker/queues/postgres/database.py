@@ -255,7 +255,8 @@ class Database:
                 self._try_to_connect()
                 self._pool = ConnectionPool(
                     self.conninfo,
-                    kwargs={"autocommit": True},
+                    # A drain asks the same as the last one did.
+                    kwargs={"autocommit": True, "prepare_threshold": 0},
                     min_size=0,
                     max_size=self._connections,
                     open=True,
