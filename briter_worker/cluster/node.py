@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import secrets
 import socket
 import threading
 import time
@@ -165,7 +166,8 @@ class Node:
         self._database = database
         self._log = log
         self._slots = slots
-        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        # Containers with their host's network have one name and the process 1.
+        self._name = f"{socket.gethostname()}-{secrets.token_hex(3)}:{os.getpid()}"
         self._health = Health(settings, log)
         self._leases = Leases(database, self._name, settings)
         plugins = Plugins(settings.plugins)

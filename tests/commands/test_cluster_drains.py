@@ -356,6 +356,13 @@ def test_a_node_that_differs_is_named(farm: Farm) -> None:
     assert any(text.endswith(name) for text in node_findings(farm))
 
 
+def test_containers_of_one_name_are_nodes_of_their_own(farm: Farm) -> None:
+    (farm.root / "sitecustomize.py").write_text("import os\nos.getpid = lambda: 1\n")
+    for host in ("one", "two"):
+        farm.start(host, PYTHONPATH=str(farm.root))
+    eventually(lambda: len(running_nodes(farm.database)) == 2)
+
+
 def test_a_node_that_starts_while_postgres_is_away_waits(farm: Farm, postgres_server: Server) -> None:
     farm.add("blog")
     farm.save("blog", "post")
