@@ -54,10 +54,11 @@ def check_rules(settings: Settings, remote: str) -> Finding:
         prefix, _, version = api.partition("/api/")
         path = parts[2].removeprefix(urlsplit(prefix).path.strip("/") + "/")
         look = {"v4": _ask_gitlab, "v1": _ask_gitea}.get(version, _ask_github)
-        may_push, rules = look(lambda place: _get(api + place, settings.git_host_token), path, branch)
+        token, deadline = settings.git_host_token, time.monotonic() + _DEADLINE_S
+        may_push, rules = look(lambda place: _get(api + place, token, deadline), path, branch)
     except FixableError as problem:
         return warning("rules", f"{host} was not asked for its rules: {problem.message}", problem.fix)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except Exception:  # noqa: BLE001 - an answer can be anything
         return warning("rules", f"{host} was asked for its rules; the answer is not of a known API", SET_API)
     if not may_push:
         message = f"{branch} is protected on {host}, and the token's user may not push to it"
@@ -84,16 +85,16 @@ def _api_of(host: str, settings: Settings) -> str:
     return api
 
 
-def _get(url: str, token: str) -> Any:  # noqa: ANN401 - any JSON
+def _get(url: str, token: str, deadline: float) -> Any:  # noqa: ANN401 - any JSON
     """Return the JSON of an answer. Redirects are not followed, proxies are not used.
 
-    Raises FixableError, and ValueError for an answer that is no JSON.
+    Raises FixableError, and ValueError or RecursionError for an answer that is no JSON.
     """
-    parts, deadline = urlsplit(url), time.monotonic() + _DEADLINE_S
+    parts, left = urlsplit(url), max(0.01, deadline - time.monotonic())
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.netloc, timeout=_DEADLINE_S)
+    connection = kind(parts.netloc, timeout=left)
     # The timeout of a socket bounds one read. A host may send a byte at a time.
-    watchdog = threading.Timer(_DEADLINE_S, _shut_down, [connection])
+    watchdog = threading.Timer(left, _shut_down, [connection])
     watchdog.start()
     try:
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}

@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import subprocess
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -430,6 +431,31 @@ def test_in_a_cluster_who_adds_a_site_does_not_choose_who_gets_the_token(api: st
     settings = load_settings({**node, "BRITER_GIT_HOST_API": api})
     told = check_rules(settings, "https://github.com/me/blog.git")
     assert (told.state, told.fix) == ("warning", SET_API)
+
+
+@pytest.mark.parametrize("answer", ["[" * 100_000, '[{"ruleset_id": 1e999, "type": "update"}]'])
+def test_an_odd_answer_of_a_host_ends_no_doctor(site: Site, host: GitHost, answer: str) -> None:
+    host.remote.behaviour = lambda exchange: (
+        exchange.reply(200, answer.encode()) if exchange.handler.path.startswith("/api/") else serve(exchange)
+    )
+    host.api = "/api/v3"
+    told = the(examine(site, **host.settings), "rules")
+    assert (told["state"], "not of a known API" in told["message"]) == ("warning", True)
+
+
+def test_a_host_with_rules_without_end_is_not_asked_without_end(
+    monkeypatch: pytest.MonkeyPatch, host: GitHost
+) -> None:
+    def slow(exchange: Exchange) -> None:
+        time.sleep(0.1)
+        rules = [{"ruleset_id": number, "type": "update"} for number in range(1000)]
+        exchange.reply(200, json.dumps(rules if "/branches/" in exchange.handler.path else {}).encode())
+
+    monkeypatch.setattr("briter_worker.doctor.host._DEADLINE_S", 1.0)
+    host.remote.behaviour, host.api = slow, "/api/v3"
+    began = time.monotonic()
+    told = check_rules(load_settings(host.settings), f"http://127.0.0.1:{host.remote.port}/me/blog.git")
+    assert (told.state, time.monotonic() - began < 30) == ("warning", True)
 
 
 def redirects(exchange: Exchange, port: int) -> None:
