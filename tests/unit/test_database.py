@@ -10,7 +10,7 @@ import pytest
 from postgres import PASSWORD, add_site
 
 from briter_worker.queues.postgres.database import Database, DatabaseError
-from briter_worker.queues.postgres.rows import take_site
+from briter_worker.queues.postgres.rows import PENDING, select_saves, take_site
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
@@ -81,3 +81,16 @@ def test_a_missing_database_is_reported_without_the_password(postgres_server: Se
 def test_the_password_is_redacted_everywhere() -> None:
     Database("postgresql://u:an-unlikely-secret-0815@127.0.0.1/x")
     assert "0815" not in one_line("the server said: an-unlikely-secret-0815 is wrong")
+
+
+def test_many_slugs_are_looked_up_by_a_plan_for_them(database: Database) -> None:
+    with database.connection() as connection:
+
+        def count_prepared() -> object:
+            query = "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE %s"
+            return connection.execute(query, ("%slug = ANY%",)).fetchone()
+
+        select_saves(connection, "blog", PENDING, [f"post-{number}" for number in range(500)])
+        assert count_prepared() == (0,)
+        select_saves(connection, "blog", PENDING, ["post"])
+        assert count_prepared() == (1,)

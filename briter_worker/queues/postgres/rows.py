@@ -39,6 +39,7 @@ _OF_QUARANTINED_FILES = frozenset({FailureCode.MALFORMED, FailureCode.UNREADABLE
 """Dead letters of such failures stand for one file each, and are not joined."""
 _MAX_NAME_BYTES = 1_000  # an index entry has at most 2,700 bytes
 _MAX_BIGINT = 2**53
+_FEW_SLUGS = 20
 COLUMNS = "id, document, job_id, created_at, state, attempt, alone, cancelled"
 _MOVE_FILES = """
 INSERT INTO files AS f (publication, path, mode, blob, base, has_base, saved_at)
@@ -248,9 +249,12 @@ def is_covered(path: str, declared: Collection[str]) -> bool:
     return bool(path)
 
 
-def select(connection: Connection, condition: str, values: Mapping[str, object]) -> list[Row]:
+def select(
+    connection: Connection, condition: str, values: Mapping[str, object], *, prepare: bool | None = None
+) -> list[Row]:
     """Return the rows of a condition."""
-    records = connection.execute(f"SELECT {COLUMNS} FROM publications WHERE {condition}", values)  # noqa: S608
+    query = f"SELECT {COLUMNS} FROM publications WHERE {condition}"  # noqa: S608
+    records = connection.execute(query, values, prepare=prepare)
     return [Row.from_record(record) for record in records]
 
 
@@ -258,7 +262,9 @@ def select_saves(connection: Connection, site: str, state: str, slugs: Collectio
     """Return the site's rows of these slugs in this state."""
     # The state is not a parameter, so that every plan can use the partial index for it.
     condition = f"site = %(site)s AND state = '{state}' AND slug = ANY(%(slugs)s)"
-    return select(connection, condition, {"site": site, "slugs": list(slugs)})
+    # Prepared for one slug, the statement compares each row with each slug: a second for 5,000 of 10,000.
+    prepare = None if len(slugs) <= _FEW_SLUGS else False
+    return select(connection, condition, {"site": site, "slugs": list(slugs)}, prepare=prepare)
 
 
 def update(connection: Connection, site: str, rows: Iterable[Row]) -> None:
