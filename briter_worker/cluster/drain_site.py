@@ -349,9 +349,8 @@ def note_unknown(plans: PostgresPlans, bases: PostgresBases, commits: Sequence[R
     if own := [each for each in commits if each.is_own]:
         known = {commit for plan in plans.plans() for commit in plan.commits.values()}
         known |= bases.conflict_commits()
-        unknown = [commit for commit in own if commit.sha not in known]
-        found = {path: (each.sha, blob) for each in unknown for path, (_, blob) in each.blobs.items()}
-        if found:
+        unknown = [each for each in own if each.sha not in known]
+        if found := {path: (each.sha, blob) for each in unknown for path, (_, blob) in each.blobs.items()}:
             bases.outdate(found, own[-1].sha)
 
 
@@ -387,9 +386,8 @@ def compare_restored(database: Database, node: Settings) -> Restored:
             plans = PostgresPlans(database, name, token=token)
             bases = PostgresBases(database, name, token=token)
             with open_site_clone(site, settings) as repository:
-                note_unknown(
-                    plans, bases, fetch_commits(repository, site.pushed_tip or "", _identity(settings))
-                )
+                commits = fetch_commits(repository, site.pushed_tip or "", _identity(settings))
+                note_unknown(plans, bases, commits)
         except (PublishError, UsageError) as error:
             result.unchecked[name] = error.message
     result.compared = len(waiting) - len(result.unchecked)

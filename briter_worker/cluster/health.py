@@ -58,6 +58,9 @@ _REPORT = """
 INSERT INTO nodes (name, seen_at, facts) VALUES (%s, %s, %s)
 ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at, facts = excluded.facts
 """
+_RUNNING = (
+    "SELECT name, facts FROM nodes WHERE seen_at > extract(epoch FROM clock_timestamp()) - %s ORDER BY 1"
+)
 
 
 class NodeRecord(NamedTuple):
@@ -185,11 +188,8 @@ def forget_node(database: Database, name: str) -> None:
 
 def running_nodes(database: Database) -> list[NodeRecord]:
     """Return the nodes that have said something of late, by name. Raises DatabaseError."""
-    query = (
-        "SELECT name, facts FROM nodes WHERE seen_at > extract(epoch FROM clock_timestamp()) - %s ORDER BY 1"
-    )
     with database.connection() as connection:
-        return [NodeRecord(*row) for row in connection.execute(query, (_ALIVE_S,))]
+        return [NodeRecord(*row) for row in connection.execute(_RUNNING, (_ALIVE_S,))]
 
 
 def complaints(nodes: Sequence[NodeRecord]) -> list[tuple[str, str]]:
@@ -201,15 +201,12 @@ def complaints(nodes: Sequence[NodeRecord]) -> list[tuple[str, str]]:
         if abs(node.facts["ahead"]) > _MAX_SKEW_S:
             text = f"the clock of {node.name} is {node.facts['ahead']:+.0f} s off Postgres's"
             found.append((text, "synchronise the clocks: timedatectl set-ntp true"))
-    for key, states in (
-        ("dryRun", {True: "is in dry run", False: "is live"}),
-        ("version", {}),
-        ("settings", {}),
-    ):
-        values = [node.facts[key] for node in nodes]
-        for value, _ in Counter(values).most_common()[1:]:
+    for key in ("dryRun", "version", "settings"):
+        for value, _ in Counter(node.facts[key] for node in nodes).most_common()[1:]:
             names = ", ".join(node.name for node in nodes if node.facts[key] == value)
-            what = states.get(value) or f"has other {key} ({value})"
-            text = f"{names} {what}, unlike other nodes"
-            found.append((text, "start all nodes with the same version and settings"))
+            what = f"has other {key} ({value})"
+            if key == "dryRun":
+                what = "is in dry run" if value else "is live"
+            fix = "start all nodes with the same version and settings"
+            found.append((f"{names} {what}, unlike other nodes", fix))
     return found

@@ -19,7 +19,7 @@ from briter_worker.git.clone import open_clone
 from briter_worker.git.environment import find_secrets
 from briter_worker.job import format_time
 from briter_worker.ports import Pause
-from briter_worker.queues.postgres.rows import SiteMissingError
+from briter_worker.queues.postgres.rows import SiteMissingError, lock_site
 from briter_worker.redaction import one_line, redact, storable
 from briter_worker.settings import SITE_NAME, for_site
 from briter_worker.wiring import signer_of
@@ -346,18 +346,12 @@ def remove(database: Database, name: str, *, discard: bool, by: str = "") -> Non
 
 def remove_stored(connection: Connection, name: str, *, discard: bool, by: str) -> None:
     """Unregister the site within a transaction, as `remove`."""
-    known = connection.execute(
-        "SELECT 1 FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (name,)
-    ).fetchone()
-    if known is None:
-        raise SiteMissingError(name)
+    lock_site(connection, name)
     counted = connection.execute("SELECT count(*) FROM publications WHERE site = %s", (name,)).fetchone()
     if counted and counted[0] and not discard:
         raise DeclinedError(
             f"the site {name} still has {counted[0]} jobs",
-            "let them be published, move them with "
-            f"briter-worker export --site {name}, or delete them with "
-            f"briter-worker site remove {name} --discard",
+            f"briter-worker export --site {name} moves them, and site remove {name} --discard deletes them",
         )
     connection.execute(
         "UPDATE sites SET removed = true, paused = NULL, changed_by = %s WHERE name = %s", (by, name)

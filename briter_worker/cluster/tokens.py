@@ -56,9 +56,8 @@ def create(
     Raises UsageError, SiteMissingError, and DeclinedError when there is a token of that name.
     """
     if not re.fullmatch(SITE_NAME, name):
-        raise UsageError(
-            f"{quoted(name)} is no name of a token; accepted: up to 100 of A-Z a-z 0-9 . _ and -"
-        )
+        accepted = "up to 100 of A-Z a-z 0-9 . _ and -"
+        raise UsageError(f"{quoted(name)} is no name of a token; accepted: {accepted}")
     if not sites_of or not rights or not set(rights) <= set(RIGHTS):
         raise UsageError(f"a token needs sites and rights; accepted rights: {', '.join(RIGHTS)}")
     for site in sites_of:

@@ -64,12 +64,10 @@ class Overview:
     def chosen(self, q: str, show: str) -> list[SiteSummary]:
         """Return the sites with all words of `q` in their name or remote, in this condition."""
         words, (_, is_shown) = q.casefold().split(), _SHOW.get(show, _SHOW["all"])
-        found = (site for site in self.sites if is_shown(site))
-        return [
-            site
-            for site in found
-            if all(word in f"{site.name}\n{site.site.remote}".casefold() for word in words)
+        found = [
+            (site, f"{site.name}\n{site.site.remote}".casefold()) for site in self.sites if is_shown(site)
         ]
+        return [site for site, text in found if all(word in text for word in words)]
 
 
 class Cluster:
