@@ -196,9 +196,10 @@ class GitPublisher:
             if repository.git.worktree is not None or error.code is not FailureCode.REMOTE_REWRITTEN:
                 raise
             self.warn(f"{error.message}. The next posts are published on what the remote has now", error.fix)
-        repository.update_refs((repository.pushed_ref, fetched, None))
         if since is None:
+            repository.update_refs((repository.pushed_ref, fetched, None))
             return Tip(fetched, fetched)
+        # The ref moves with the batch: if this push fails, the next one has to find the same commits.
         commits = read_commits(repository.git, since.commit, fetched, self.identity)
         self.note_moved(commits, fetched)
         own = (each for each in commits if each.is_own)

@@ -204,6 +204,23 @@ def test_a_lost_push_that_lands_late_is_not_done_twice(site: Site, http: HttpRem
     assert_once(site, "a")
 
 
+def test_an_edit_of_a_push_that_landed_late_is_no_conflict_though_its_own_push_fails_first(
+    site: Site, http: HttpRemote
+) -> None:
+    late = http.on_push = Late()
+    save(site, "a")
+    assert_put_off(site, site.run_once(), FailureCode.NETWORK)
+    late.land()
+    site.save_post("a", "a, edited\n", message="Edit a")
+    http.on_push = cuts_before
+    assert_put_off(site, site.run_once(), FailureCode.NETWORK)
+    http.heal()
+    site.command("retry", "a")
+    result = site.run_once()
+    assert result.of("published"), result.stdout
+    assert [subject for _, subject in site.remote_log()] == ["Edit a", "Publish a", "Start the site"]
+
+
 def test_a_worker_that_is_killed_while_its_push_is_under_way_does_not_do_it_twice(
     site: Site, http: HttpRemote
 ) -> None:
