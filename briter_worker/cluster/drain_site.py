@@ -137,7 +137,7 @@ class Taken:
     found: ClaimResult | None = None
     """The claimed jobs; None where something is in flight, which comes first."""
     error: UsageError | None = None
-    """What is wrong with the site's settings."""
+    """The mistake in the site's settings."""
 
 
 @dataclass(eq=False)

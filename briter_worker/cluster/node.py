@@ -133,7 +133,7 @@ class _Lane:
         """Values of `slow` of the sites that the lane takes."""
         self.free = slots
         self.parked = parked
-        """How many drains may give their slots back still."""
+        """Number of drains that may still give their slots back."""
         self.looked = -1
         """The number of the wake-up after which nothing was found."""
         self.changed = threading.Condition(guard)

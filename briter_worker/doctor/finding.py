@@ -1,4 +1,4 @@
-"""What a check found: a state, a message and one fix."""
+"""Findings of checks: a state, a message and one fix."""
 
 from __future__ import annotations
 

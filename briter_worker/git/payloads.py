@@ -417,7 +417,7 @@ class _Folder(NamedTuple):
 
 
 class _Saves:
-    """What a batch's jobs say of each path; of several, the one saved last counts."""
+    """The saves of a batch's jobs by path; of several, the last one counts."""
 
     def __init__(self, payloads: Mapping[str, Payload]) -> None:
         files = sorted((file for each in payloads.values() for file in each.files), key=_saved_at)

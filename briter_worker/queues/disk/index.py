@@ -37,7 +37,7 @@ _RACY_NS = 50_000_000
 """A file may change once more within its time stamp's resolution."""
 _QUARANTINED = frozenset({FailureCode.UNREADABLE.value, FailureCode.MALFORMED.value})
 _NOTHING = Job.model_construct(id="", slug="", paths=())
-"""What a file declares of which nothing is known."""
+"""The declaration of a file of which nothing is known."""
 _INTERNALS = {"__pydantic_fields_set__": set[str](), "__pydantic_extra__": None, "__pydantic_private__": None}
 _EVENTS = (
     *(flags.MODIFY, flags.ATTRIB, flags.CLOSE_WRITE, flags.MOVED_FROM, flags.MOVED_TO),
