@@ -57,7 +57,7 @@ _ACCEPTED = {
     "dict": "a JSON object",
     "json": "a JSON object",
 }
-"""What is accepted, by the first word of the type of pydantic's error. Other errors say it themselves."""
+"""Accepted values by the first word of the type of pydantic's error. Other errors name them."""
 PER_SITE = (
     "adapter", "allowed_paths", "excluded_paths", "git_branch", "git_author_name", "git_author_email",
     "git_signing_key", "git_signing_format", "git_co_authors", "git_timeout_ms", "worker_dry_run",

@@ -1,4 +1,4 @@
-"""What the pages say: failures and times in words for editors. The templates have the other words."""
+"""Words of the pages for editors: failures and times. The templates have the other words."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ class Visit:
     token: ApiToken | None = None
     """The API token that the request came with."""
     is_signed: bool = False
-    """It is the call of a git host, whose signature is not checked yet."""
+    """Marks the call of a git host, whose signature is not checked yet."""
 
 
 class Guard:
