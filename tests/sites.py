@@ -7,6 +7,7 @@ it, a queue folder, and the worker as a process of its own.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import json
 import os
@@ -277,6 +278,16 @@ def eventually(condition: Callable[[], object], *, within: float = 45.0, pause: 
         assert time.monotonic() < began + within, f"not within {within} s: {condition}"
         time.sleep(pause)
     return time.monotonic() - began
+
+
+def is_free(lock: Path) -> bool:
+    """Return True if no process holds the lock file: neither a worker nor what it left behind."""
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def lines_of(worker: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

@@ -160,7 +160,8 @@ def test_its_commands_publish_a_post(composed: Site) -> None:
     assert added.returncode == 0, added.stderr
     with composed.running("run") as worker:
         assert next(lines_of(worker))["event"] == "worker-started"
-        assert composed.command("health").returncode == 0
+        # A node starts without waiting for Postgres, and is healthy once it has reported itself there.
+        eventually(lambda: composed.command("health").returncode == 0)
         composed.write_post("content/posts/hello.md", "# Hello\n")
         sent = composed.command(
             "enqueue", "hello", "content/posts/hello.md", "--site", "blog", "--root", str(composed.worktree)
