@@ -363,6 +363,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         emit(events.Warned(error=f"{text} have the site now; this one ends", fix=fix))
         return 1
     finally:
+        stop.end()
         emit(events.WorkerStopped(drained=worker.counts.completed, once=once or None))
     return 1 if once and (counts.failed or counts.undecided) else 0
 

@@ -42,6 +42,7 @@ class Stop:
         self.abort = abort
         self._stopping = threading.Event()
         self._finished = threading.Event()
+        self._limiter: threading.Thread | None = None
 
     def is_set(self) -> bool:
         """Return True if no new job may be claimed."""
@@ -56,17 +57,26 @@ class Stop:
         try:
             yield
         finally:
-            self._finished.set()
+            self.end()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def end(self) -> None:
+        """Ignore signals from now on, and return once `worker-stopping` is logged if there was one."""
+        self._finished.set()
+        if self._limiter:
+            self._limiter.join()
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signal's signature
-        if self._stopping.is_set():
+        if self._limiter or self._finished.is_set():
             return
         self._stopping.set()
         # Not in the handler itself, which may interrupt a write that holds the output's lock.
         name = signal.Signals(number).name
-        threading.Thread(target=self._limit_shutdown, args=(name,), name="shutdown", daemon=True).start()
+        self._limiter = threading.Thread(
+            target=self._limit_shutdown, args=(name,), name="shutdown", daemon=True
+        )
+        self._limiter.start()
 
     def _limit_shutdown(self, name: str) -> None:
         self._emit(WorkerStopping(signal=name))

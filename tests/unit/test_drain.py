@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import math
+import os
+import signal
+import threading
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -18,7 +21,7 @@ from briter_worker.errors import FailureCode, PublishError, UnavailableError
 from briter_worker.job import State
 from briter_worker.plugins import Plugins
 from briter_worker.ports import Backoff, Outcome, Result
-from briter_worker.worker import loop_backoff
+from briter_worker.worker import Stop, loop_backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -187,3 +190,18 @@ def test_the_loops_backoff_doubles_up_to_a_minute() -> None:
     assert loop_backoff(10**9, 5.0) == 60
     assert loop_backoff(3, 600.0) == 600
     assert all(math.isfinite(loop_backoff(n, 0.001)) for n in (1, 1100, 10**6))
+
+
+def test_a_worker_that_stops_at_once_has_logged_the_signal_before_its_end() -> None:
+    seen: list[str] = []
+    is_logged = threading.Event()
+
+    def log_slowly(event: Event) -> None:
+        is_logged.wait(0.2)  # a slow standard output
+        seen.append(event.name)
+
+    stop = Stop(log_slowly, limit=60, abort=lambda: None)
+    with stop.on_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop.end()
+        assert seen == ["worker-stopping"]
