@@ -24,9 +24,10 @@ from briter_worker.errors import (
     StoppedError,
     UsageError,
 )
+from briter_worker.git.commits import Person
 from briter_worker.git.environment import Signer
+from briter_worker.git.plans import FileConflicts, FilePlans
 from briter_worker.git.publisher import GitPublisher
-from briter_worker.git.push import FileConflicts, FilePlans, Person
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import Staging, WorkTreeCopies

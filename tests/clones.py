@@ -14,9 +14,9 @@ from sites import Site, write_files
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import UnavailableError
 from briter_worker.git.clone import open_clone
+from briter_worker.git.commits import Person
 from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
-from briter_worker.git.push import Person
 from briter_worker.git.staging import Staging
 from briter_worker.job import Job
 from briter_worker.ports import Claim, Payload, Plan, PublishedVersion, SubmittedFile, blob_id

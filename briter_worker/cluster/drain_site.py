@@ -16,9 +16,9 @@ from briter_worker.drain import Counts, Drain
 from briter_worker.errors import PublishError, UsageError
 from briter_worker.events import SiteUpdated, Warned
 from briter_worker.git.clone import fetch_commits
+from briter_worker.git.commits import Person
 from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
-from briter_worker.git.push import Person
 from briter_worker.git.staging import Staging
 from briter_worker.plugins import Plugins
 from briter_worker.ports import ClaimResult, Pause
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from briter_worker.cluster.leases import Leases
-    from briter_worker.git.push import RemoteCommit
+    from briter_worker.git.commits import RemoteCommit
     from briter_worker.git.run import Git
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from briter_worker.cluster.submit import send
 from briter_worker.errors import DeclinedError, UnavailableError
 from briter_worker.git.payloads import GatherError, write_files
-from briter_worker.git.push import FilePlans
+from briter_worker.git.plans import FilePlans
 from briter_worker.job import SUFFIX, MalformedJobError, encode_document, format_time
 from briter_worker.lock import AnotherWorkerError
 from briter_worker.ports import RESTORE

@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.git.clone import open_clone
-from briter_worker.git.environment import find_secrets
+from briter_worker.git.configuration import find_secrets
 from briter_worker.job import format_time
 from briter_worker.ports import Pause
 from briter_worker.queues.postgres.rows import SiteMissingError, lock_site

@@ -15,8 +15,8 @@ from briter_worker.doctor.environment import check_accounts, check_writable
 from briter_worker.doctor.finding import State, attempt, error, ok, warning
 from briter_worker.doctor.host import check_rules
 from briter_worker.errors import FailureCode, FixableError, PublishError, os_error_text
+from briter_worker.git.commits import write_commit
 from briter_worker.git.folders import Folders
-from briter_worker.git.push import write_commit
 from briter_worker.git.run import Git
 from briter_worker.status import PULL_COMMAND
 from briter_worker.wiring import open_database, open_repository, signer_of

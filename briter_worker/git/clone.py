@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from briter_worker.errors import FailureCode, PublishError, os_error_text
-from briter_worker.git.environment import RemoteAccess, conceal_secrets
-from briter_worker.git.push import read_commits
+from briter_worker.git.commits import read_commits
+from briter_worker.git.configuration import conceal_secrets
+from briter_worker.git.environment import RemoteAccess
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.redaction import conceal
@@ -26,8 +27,9 @@ from briter_worker.redaction import conceal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from briter_worker.git.environment import Configuration, Signer
-    from briter_worker.git.push import Person, RemoteCommit
+    from briter_worker.git.commits import Person, RemoteCommit
+    from briter_worker.git.configuration import Configuration
+    from briter_worker.git.environment import Signer
 
 REMOTE = "origin"
 _FORMAT = "3"

@@ -1,65 +1,32 @@
-"""The environment of git: settings that hold, whatever the site's configuration says; and its secrets.
-
-`redaction` knows what some secrets look like. This module knows what they are: a password with a slash in it,
-or a token in the path of a URL, looks like anything.
-"""
+"""The environment of git: settings that hold, whatever the site's configuration says."""
 
 from __future__ import annotations
 
-import base64
-import copy
-import html
 import os
 import re
 import shlex
 import shutil
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, quote, unquote
 
-from git.config import get_config_path
-
-from briter_worker.redaction import conceal
+from briter_worker.git.configuration import PROXIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from briter_worker.git.run import Git
+    from briter_worker.git.configuration import Setting
 
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK"),
     *("GNUPGHOME", "LANG", "LC_CTYPE", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE"),
-    *(*_PROXIES, "no_proxy", "NO_PROXY"),
+    *(*PROXIES, "no_proxy", "NO_PROXY"),
 )
 _SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15"
 _HELPER = re.compile(r"credential\.(?:.*\.)?helper", re.DOTALL)
 _SSH = re.compile(r"(?:\S*/)?ssh(?:\s|\Z)")
 _MAX_SHELL_FD = 9
 _SYSTEM_PATH = "/usr/bin:/bin"
-
-_KEYS = re.compile(
-    r"((remote|lfs)\.(.*\.)?(lfs)?(push)?url|(remote|http)\.(.*\.)?proxy|url\..*\.(push)?insteadof"
-    r"|http\.(.*\.)?extraheader|credential\.(.*\.)?helper)",
-    re.DOTALL,
-)
-"""Keys with a URL in their value or between their dots, and those of headers and credential helpers."""
-_MIN_LENGTH = 4
-"""A shorter secret is hidden together with its user only: alone it is part of too many words."""
-_NOT_SECRET = frozenset(
-    {"git", "token", "oauth2", "x-access-token", "x-token-auth", "x-oauth-basic", "gitlab-ci-token", "user"}
-    | {"http", "https", "main", "origin", "anonymous", "private", "basic", "bearer"}
-)
-_RANDOM_LENGTH = 16
-_HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|localhost|[\w-]+(?:\.[\w-]+)+)(?::\d*)?", re.IGNORECASE)
-_SCP_STYLE = re.compile(r"(?P<userinfo>[^/@]+)@(?P<host>\[[^\]/]+\]|[^/:@\[\]]+):")
-_PASSWORD = re.compile(r"(?:pass\w*|token|secret)\s*[=:]\s*[\"']?([^\s;&\"']+)", re.IGNORECASE)
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-
-Setting = tuple[str, str]
-"""A key of git's configuration, and its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,41 +75,59 @@ _WRAPPER = """\
 """In this mode, gpg's agent uses a passphrase that it knows, and opens no window for another one."""
 
 
-def build_environment(git: Git, configured: Sequence[Setting]) -> dict[str, str]:
-    """Return all variables that git gets. `configured`: its configuration, as far as it is known.
+@dataclass(eq=False, repr=False)
+class Surroundings:
+    """The values that every git command of one repository depends on."""
 
-    The descriptors of locks are closed for the programs that may outlive git, such as credential helpers.
-    With credentials of the worker's own, no configured helper is asked.
-    """
-    access, values = git.access or RemoteAccess(), dict(configured)
-    settings = [*_FIXED, ("http.lowSpeedTime", str(max(int(git.timeout), 1)))]
-    settings += [(f"remote.{git.remote}.{name}", "false") for name in ("prune", "mirror")]
-    settings.append(("core.fsync", "all" if git.durable else "none"))
-    if not git.hooks:
-        settings.append(("core.hooksPath", os.devnull))
-    settings += access.settings or _wrap_helpers(configured, git.pass_fds)
-    made = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    if "PATH" in made:
-        made["PATH"] = trusted_path(made["PATH"], git.worktree)
-    for i, (key, value) in enumerate(settings):
-        made |= {f"GIT_CONFIG_KEY_{i}": key, f"GIT_CONFIG_VALUE_{i}": value}
-    ssh = values.get("core.sshcommand", "ssh")
-    if git.pass_fds:
-        # Git derives the variant from the command's first word, which is no longer ssh's.
-        made["GIT_SSH_VARIANT"] = values.get("ssh.variant") or ("ssh" if _SSH.match(ssh) else "auto")
-    return {
-        **made,
-        **access.variables,
-        "GIT_CONFIG_COUNT": str(len(settings)),
-        "LC_ALL": "C",
-        "LANGUAGE": "C",
-        "GIT_TERMINAL_PROMPT": "0",
-        # Set and empty: neither core.askPass nor SSH_ASKPASS is consulted.
-        "GIT_ASKPASS": "",
-        "SSH_ASKPASS_REQUIRE": "never",
-        "GCM_INTERACTIVE": "never",
-        "GIT_SSH_COMMAND": without(git.pass_fds, f"{ssh} {access.ssh_options} {_SSH_OPTIONS}"),
-    }
+    worktree: Path | None
+    """None: the repository is bare."""
+    _: KW_ONLY
+    bare: Path | None = None
+    remote: str
+    timeout: float
+    """Seconds that each command may take."""
+    hooks: bool = False
+    pass_fds: tuple[int, ...] = ()
+    """Descriptors of locks, which every child inherits."""
+    access: RemoteAccess | None = None
+    durable: bool = True
+    signer: Signer | None = None
+
+    def variables(self, configured: Sequence[Setting]) -> dict[str, str]:
+        """Return all variables that git gets. `configured`: its configuration, as far as it is known.
+
+        The descriptors of locks are closed for the programs that may outlive git, such as credential helpers.
+        With credentials of the worker's own, no configured helper is asked.
+        """
+        access, values = self.access or RemoteAccess(), dict(configured)
+        settings = [*_FIXED, ("http.lowSpeedTime", str(max(int(self.timeout), 1)))]
+        settings += [(f"remote.{self.remote}.{name}", "false") for name in ("prune", "mirror")]
+        settings.append(("core.fsync", "all" if self.durable else "none"))
+        if not self.hooks:
+            settings.append(("core.hooksPath", os.devnull))
+        settings += access.settings or _wrap_helpers(configured, self.pass_fds)
+        made = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        if "PATH" in made:
+            made["PATH"] = trusted_path(made["PATH"], self.worktree)
+        for i, (key, value) in enumerate(settings):
+            made |= {f"GIT_CONFIG_KEY_{i}": key, f"GIT_CONFIG_VALUE_{i}": value}
+        ssh = values.get("core.sshcommand", "ssh")
+        if self.pass_fds:
+            # Git derives the variant from the command's first word, which is no longer ssh's.
+            made["GIT_SSH_VARIANT"] = values.get("ssh.variant") or ("ssh" if _SSH.match(ssh) else "auto")
+        return {
+            **made,
+            **access.variables,
+            "GIT_CONFIG_COUNT": str(len(settings)),
+            "LC_ALL": "C",
+            "LANGUAGE": "C",
+            "GIT_TERMINAL_PROMPT": "0",
+            # Set and empty: neither core.askPass nor SSH_ASKPASS is consulted.
+            "GIT_ASKPASS": "",
+            "SSH_ASKPASS_REQUIRE": "never",
+            "GCM_INTERACTIVE": "never",
+            "GIT_SSH_COMMAND": without(self.pass_fds, f"{ssh} {access.ssh_options} {_SSH_OPTIONS}"),
+        }
 
 
 _FIXED: list[Setting] = [
@@ -208,121 +193,3 @@ def without(fds: Sequence[int], command: str) -> str:
         return script
     arguments = ' "$@"'
     return f"exec {bash} -c {shlex.quote(script + arguments)} bash"
-
-
-class Configuration:
-    """Git's configuration in one place, and whether the files still are what it was read from."""
-
-    def __init__(self, listed: bytes, place: Path) -> None:
-        """Take what `git config --null --list --show-origin` printed."""
-        fields = os.fsdecode(listed).split("\0")[:-1]
-        self.settings: list[Setting] = []
-        levels = (get_config_path(level) for level in ("system", "global", "user"))
-        files = dict.fromkeys([f"{place}/config", f"{place}/.git/config", *levels])
-        for origin, text in zip(fields[::2], fields[1::2], strict=True):
-            kind, _, file = origin.partition(":")
-            key, given, value = text.partition("\n")
-            if kind == "file":
-                self.settings.append((key, value if given else "true"))
-                files[str(place / file)] = None
-        self._files = tuple(map(Path, files))
-        self._state = self._read_state()
-
-    def for_clone(self, url: str) -> Configuration:
-        """Return the configuration of another clone that this program made: the address is another one."""
-        other, name = copy.copy(self), "remote.origin.url"
-        other.settings = [*(each for each in self.settings if each[0] != name), (name, url)]
-        return other
-
-    def is_current(self) -> bool:
-        """Return False if a file has changed since, or if one may be included that did not exist."""
-        has_includes = any(key.startswith(("include.", "includeif.")) for key, _ in self.settings)
-        return not has_includes and self._state == self._read_state()
-
-    def _read_state(self) -> list[tuple[Path, int, int, int]]:
-        found = []
-        for file in self._files:
-            with suppress(OSError):
-                status = file.stat()
-                found.append((file, status.st_ino, status.st_size, status.st_mtime_ns))
-        return found
-
-
-def normalize_key(key: str) -> str:
-    """Return a key as git lists it: section and name in lower case, the part between them as it is."""
-    section, _, rest = key.partition(".")
-    middle, dot, name = rest.rpartition(".")
-    return f"{section.lower()}.{middle}{dot}{name.lower()}"
-
-
-def conceal_secrets(settings: Iterable[Setting]) -> None:
-    """Hide the secrets that git's configuration and the proxy variables hold, in every text from now on."""
-    proxies = [("http.proxy", os.environ[name]) for name in _PROXIES if name in os.environ]
-    conceal(find_secrets([*settings, *proxies]))
-
-
-def find_secrets(settings: Iterable[Setting]) -> frozenset[str]:
-    """Return every spelling of each secret that these settings hold."""
-    found: set[str] = set()
-    for key, value in settings:
-        if not _KEYS.fullmatch(key):
-            continue
-        middle, _, name = key.partition(".")[2].rpartition(".")
-        found.update(_in_url(middle))
-        if name == "extraheader":
-            found.update(value.partition(":")[2].split())
-        elif name == "helper":
-            found.update(_PASSWORD.findall(value))
-        else:
-            found.update(_in_url(value))
-    spelt = {
-        spelling
-        for secret in found
-        for plain in (secret, unquote(secret))
-        for spelling in (plain, quote(plain, safe=""), quote(plain), html.escape(plain))
-    }
-    return frozenset(each for each in spelt if len(each) >= _MIN_LENGTH and each.lower() not in _NOT_SECRET)
-
-
-def _in_url(url: str) -> Iterator[str]:
-    """Yield the secrets of a URL, or of an scp-style address; the path of a file holds none."""
-    scheme, given, rest = url.partition("://")
-    if not given:
-        if address := _SCP_STYLE.match(url):
-            yield from _in_userinfo(address["userinfo"], lone_user=False)
-        return
-    if scheme.endswith("file"):
-        return
-    # A password may hold any character, the @ that ends it, too.
-    authority = re.split("[/?#]", rest, maxsplit=1)[0]
-    userinfo, given, host = authority.rpartition("@")
-    if not _HOST.fullmatch(host):
-        userinfo, given, _ = rest.rpartition("@")
-    yield from _in_userinfo(userinfo, lone_user=not scheme.endswith("ssh"))
-    place, *more = re.split("[?#]", rest[len(userinfo + given) :])
-    yield from filter(_is_random, (part.removesuffix(".git") for part in place.split("/")[1:]))
-    for part in more:
-        yield part
-        yield from (value for _, value in parse_qsl(part))
-
-
-def _in_userinfo(userinfo: str, *, lone_user: bool) -> Iterator[str]:
-    """Yield its secrets. `lone_user`: a user without a password is one, as some hosts take a token there."""
-    user, given, password = userinfo.partition(":")
-    secrets = [password] if password else []
-    if _is_random(user) or (lone_user and not given) or (given and password in {"", "x", "x-oauth-basic"}):
-        secrets.append(user)
-    for secret in secrets:
-        for each in (secret, unquote(secret)):  # and the parts: another reader may take one for a host
-            yield from (each, *re.split("[/:@?#]", each))
-    if given:
-        yield userinfo
-        # As in a header. The end of the base64 text depends on what follows, so it is left out.
-        yield base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode().rstrip("=")
-
-
-def _is_random(text: str) -> bool:
-    """Return True if the text looks generated: letters and digits in one long piece."""
-    longest = max(re.split("[-_.~]", text), key=len)
-    mixed = re.search(r"\d", longest) and re.search("[A-Za-z]", longest)
-    return bool(_UUID.fullmatch(text)) or len(longest) >= (_RANDOM_LENGTH if mixed else 2 * _RANDOM_LENGTH)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.errors import Failure
-    from briter_worker.git.push import File
     from briter_worker.git.repository import Entry, Repository
 
 _MAX_OPEN = 64
@@ -189,7 +188,7 @@ class Staged:
     """Declared paths that are neither in the work tree nor in the commit."""
     withheld: dict[str, float] = field(default_factory=dict)
     """Files that scheduled jobs declare, and the time they are scheduled for."""
-    changes: dict[str, File | None] = field(default_factory=dict)
+    changes: dict[str, Entry | None] = field(default_factory=dict)
     """By path, deletions (None) first. A file without content has its blob in the repository."""
     unchanged: dict[str, str | None] = field(default_factory=dict)
     """The blobs of paths that came with the claim and are what the tip has; empty for a work tree."""

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.allowlist import parents
 from briter_worker.errors import Failure, FailureCode, PublishError
-from briter_worker.git.push import Commit, File, Person, move_side_branch, write_commits
-from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
+from briter_worker.git.commits import Commit, Person, write_commits
+from briter_worker.git.push import move_side_branch
+from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, Entry, blob_of
 from briter_worker.ports import BaseVersion, Conflict, Outcome, Result, blob_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from briter_worker.git.commits import RemoteCommit
     from briter_worker.git.folders import Staged
-    from briter_worker.git.push import RemoteCommit
-    from briter_worker.git.repository import Entry, Repository
+    from briter_worker.git.repository import Repository
     from briter_worker.ports import BaseVersions, Claim
 
 _MAX_CONFLICTS = 127
@@ -54,13 +55,13 @@ class Edit:
     """One path of one claim: the new file (None: deleted), and its base (None: what the tree has)."""
 
     path: str
-    file: File | None
+    file: Entry | None
     base: Base | None = None
 
     @property
     def blob(self) -> str | None:
         """Return the blob of the new file."""
-        return self.file.blob if self.file else None
+        return blob_of(self.file)
 
 
 class Item(NamedTuple):
@@ -75,7 +76,7 @@ class Item(NamedTuple):
         """Return the author's version of each path."""
         return {**self.staged.unchanged, **{edit.path: edit.blob for edit in self.edits}}
 
-    def commit(self, identity: Person, now: float, files: Mapping[str, File | None]) -> Commit:
+    def commit(self, identity: Person, now: float, files: Mapping[str, Entry | None]) -> Commit:
         """Return the commit that makes these changes for the claim."""
         named = self.claim.job.author
         author = Person(named.name, named.email) if named else identity
@@ -112,17 +113,17 @@ class Merge:
         self._read = read
         wanted = {above for path in paths for above in (path, *parents(path))}
         self.entries = repository.entries(tip, wanted)
-        self._changed: dict[str, File | None] = {}
-        self._last: dict[str, tuple[Edit, File | None]] = {}
+        self._changed: dict[str, Entry | None] = {}
+        self._last: dict[str, tuple[Edit, Entry | None]] = {}
         """By path: the edit that was placed last, and its result."""
         self._filled: set[str] = set()
         """Folders in which a file was placed."""
 
-    def place(self, edits: Sequence[Edit]) -> tuple[dict[str, File | None], list[str]]:
+    def place(self, edits: Sequence[Edit]) -> tuple[dict[str, Entry | None], list[str]]:
         """Return what the edits change, and the paths that conflict: then nothing is placed."""
-        files: dict[str, File | None] = {}
+        files: dict[str, Entry | None] = {}
         conflicts: list[str] = []
-        results: dict[str, tuple[Edit, File | None]] = {}
+        results: dict[str, tuple[Edit, Entry | None]] = {}
         deleted: set[str] = set()
         # Deletions first: another file of the claim may take the place.
         for edit in sorted(edits, key=lambda each: each.file is not None):
@@ -148,11 +149,11 @@ class Merge:
         self._filled.update(above for path, file in files.items() if file for above in parents(path))
         return files, []
 
-    def _current(self, path: str) -> File | None:
+    def _current(self, path: str) -> Entry | None:
         if path in self._changed:
             return self._changed[path]
         entry = self.entries.get(path)
-        return None if entry is None or entry.mode == FOLDER else File(entry.mode, entry.blob)
+        return None if entry is None or entry.mode == FOLDER else entry
 
     def _is_in_the_way(self, path: str, deleted: set[str]) -> bool:
         """Return True if writing the file would remove others: a folder, or a file above it."""
@@ -167,8 +168,8 @@ class Merge:
             below |= {name for name in there if self._changed.get(name, True)}
         return not below <= deleted
 
-    def _merge(self, edit: Edit, theirs: File | None, deleted: set[str]) -> File | None:
-        ours, their_blob = edit.file, theirs.blob if theirs else None
+    def _merge(self, edit: Edit, theirs: Entry | None, deleted: set[str]) -> Entry | None:
+        ours, their_blob = edit.file, blob_of(theirs)
         base = edit.base or Base(their_blob, theirs.mode if theirs else "")
         has_new_mode = ours is not None and base.mode not in ("", ours.mode)
         is_special = theirs is None or theirs.mode in (LINK, SUBMODULE)
@@ -183,13 +184,13 @@ class Merge:
             raise _ConflictError
         mode = ours.mode if has_new_mode else theirs.mode
         if is_unchanged_there:
-            return File(mode, ours.blob, ours.content)
+            return Entry(mode, ours.blob, ours.content)
         if ours.blob == base.blob:
-            return File(mode, theirs.blob, theirs.content)
+            return Entry(mode, theirs.blob, theirs.content)
         merged = self._merge_lines(base.blob, ours, theirs)
-        return File(mode, blob_id(merged, len(self.tip)), merged)
+        return Entry(mode, blob_id(merged, len(self.tip)), merged)
 
-    def _merge_lines(self, base: str | None, ours: File, theirs: File) -> bytes:
+    def _merge_lines(self, base: str | None, ours: Entry, theirs: Entry) -> bytes:
         git = self._repository.git
         try:
             versions = {
@@ -212,7 +213,7 @@ class Merge:
             git.run("hash-object", "-w", "--stdin", "--no-filters", stdin=ours.content)
         return merged
 
-    def _content(self, file: File) -> bytes:
+    def _content(self, file: Entry) -> bytes:
         return self._read(file.blob) if file.content is None else file.content
 
 

@@ -279,7 +279,7 @@ class SubmittedCopies:
             except (DeclinedError, UsageError) as error:
                 refused[key], found = Failure(FailureCode.REJECTED, error.message, error.fix), {}
             for path, (wanted, published) in found.items():
-                mode, blob = wanted or ("", None)
+                mode, blob = (wanted.mode, wanted.blob) if wanted else ("", None)
                 base = published.blob if published else None
                 files.append(SubmittedFile(path, mode, blob, undone[path].saved_at, base, has_base=True))
             payloads[key] = payload._replace(files=tuple(files))

@@ -14,28 +14,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from briter_worker.allowlist import is_inside, normalized
 from briter_worker.errors import Failure, FailureCode, LockLostError, PublishError, UnavailableError, describe
 from briter_worker.events import FileChange
-from briter_worker.git.merge import Base, Conflicts, Edit, Item, Merge
-from briter_worker.git.push import (
+from briter_worker.git.commits import (
     Commit,
     Person,
-    UncertainPushError,
-    find_late,
-    note_unlanded,
-    push,
-    push_large_files,
     read_changes,
     read_commits,
     read_signature,
     write_commits,
 )
+from briter_worker.git.merge import Base, Conflicts, Edit, Item, Merge
+from briter_worker.git.push import UncertainPushError, find_late, note_unlanded, push, push_large_files
 from briter_worker.git.repository import COUNT_LINES, FAST_IMPORT
 from briter_worker.ports import Change, Outcome, Plan, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from briter_worker.git.commits import RemoteCommit
     from briter_worker.git.payloads import SubmittedCopies
-    from briter_worker.git.push import RemoteCommit
     from briter_worker.git.repository import Move, Repository
     from briter_worker.git.staging import WorkTreeCopies
     from briter_worker.ports import BaseVersions, Claim, PlanStore

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, PublishError
 from briter_worker.git.checkout import MirrorState
+from briter_worker.git.commits import write_commit
 from briter_worker.git.index import set_entries
-from briter_worker.git.push import FilePlans, push, push_large_files, write_commit
+from briter_worker.git.plans import FilePlans
+from briter_worker.git.push import push, push_large_files
 from briter_worker.git.repository import COMMIT_MARK, Entry, blob_of, name_some, read_raw
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from briter_worker.errors import FailureCode, PublishError, UsageError
@@ -14,7 +15,6 @@ from briter_worker.git.locks import LockFiles, remove_temporary
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from briter_worker.git.push import File
     from briter_worker.git.run import Git
 
 PRIVATE = "refs/briter"
@@ -55,11 +55,14 @@ Move = tuple[str, str | None, str | None]
 """A ref, its new value (None: delete it), and the value it must have (None: any; empty: none yet)."""
 
 
-class Entry(NamedTuple):
-    """A tree's entry of a path: a file, a link, a folder or a submodule."""
+@dataclass(slots=True)
+class Entry:
+    """What a tree has at a path: a file, a link, a folder or a submodule."""
 
     mode: str
     blob: str
+    content: bytes | None = field(default=None, compare=False, repr=False)
+    """Given for a new file, whose blob the repository may lack."""
 
 
 def blob_of(entry: Entry | None) -> str | None:
@@ -96,7 +99,7 @@ class Repository:
         self._head: object = None
         self._listed: tuple[str, dict[str, Entry | None]] = ("", {})
         """A commit, and what its tree has at the paths asked for so far."""
-        self.last_built: tuple[str, str] | None = None
+        self._last_built: tuple[str, str] | None = None
         """A commit of the remote, and one that was built on it: git need not be asked."""
         self._is_working = False
         self.locks = LockFiles(git, self.own_refs, (self.branch_ref, self.tracking_ref))
@@ -238,16 +241,16 @@ class Repository:
                 new_path.write_text(f"{new}\n")
                 new_path.replace(path)
 
-    def know_built(self, base: str, tip: str, changes: Iterable[Mapping[str, File | None]]) -> None:
+    def know_built(self, base: str, tip: str, changes: Iterable[Mapping[str, Entry | None]]) -> None:
         """Note what was built on a commit of the remote: git need not be asked for that."""
-        self.last_built = base, tip
+        self._last_built = base, tip
         files = {path: file for each in changes for path, file in each.items()}
         # Where a file was deleted, a folder may be.
         self._listed = tip, {path: Entry(file.mode, file.blob) for path, file in files.items() if file}
 
     def is_ancestor(self, old: str, new: str) -> bool:
         """Return True if `new` contains `old`; False also where `old` is not known here."""
-        if old == new or (old, new) == self.last_built:
+        if old == new or (old, new) == self._last_built:
             return True
         command = ("merge-base", "--is-ancestor", old, new)
         if self.git.attempt(*command)[0] == 0:
@@ -439,8 +442,8 @@ def read_raw(out: bytes) -> Iterator[tuple[str, str, Entry | None, Entry | None]
     That is what the format has behind COMMIT_MARK; empty where there is no format.
     """
     commit, fields = "", iter(os.fsdecode(out).split("\0"))
-    for field in fields:
-        text = field.lstrip("\n")
+    for each in fields:
+        text = each.lstrip("\n")
         if text.startswith(COMMIT_MARK):
             commit = text[1:]
         elif text:

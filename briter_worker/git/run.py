@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -32,12 +32,13 @@ from git.repo.fun import is_git_dir
 from briter_worker.errors import FailureCode, PublishError, StoppedError
 from briter_worker.git import messages
 from briter_worker.git.command import Command
-from briter_worker.git.environment import Configuration, build_environment, conceal_secrets, normalize_key
+from briter_worker.git.configuration import Configuration, conceal_secrets, normalize_key
+from briter_worker.git.environment import Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from briter_worker.git.environment import RemoteAccess, Setting, Signer
+    from briter_worker.git.configuration import Setting
 
 _LOCK_POLL_S = 0.05
 _NO_ENVIRONMENT: Mapping[str, str] = {}
@@ -49,22 +50,9 @@ _ENDING_ALONE = frozenset(
 
 
 @dataclass(eq=False, repr=False)
-class Git:
+class Git(Surroundings):
     """Run git in one repository. Not for use by two threads at once, except `abort`."""
 
-    worktree: Path | None
-    """None: the repository is bare."""
-    _: KW_ONLY
-    bare: Path | None = None
-    remote: str
-    timeout: float
-    """Seconds that each command may take."""
-    hooks: bool = False
-    pass_fds: tuple[int, ...] = ()
-    """Descriptors of locks, which every child inherits."""
-    access: RemoteAccess | None = None
-    durable: bool = True
-    signer: Signer | None = None
     branch: str = field(default="", init=False)
     """The branch to check out, for the fix of a damaged HEAD."""
     configuration: Configuration | None = field(default=None, init=False)
@@ -145,7 +133,7 @@ class Git:
     def settings(self) -> Sequence[Setting]:
         """Return git's configuration here, in the order in which later settings win."""
         if self.configuration is None:
-            self._environment = build_environment(self, ())
+            self._environment = self.variables(())
             out = self.run(
                 *("config", "--null", "--list", "--show-origin"),
                 what="git's configuration cannot be read",
@@ -328,7 +316,7 @@ class Git:
             place.append(f"--work-tree={self.worktree}")
         prefix = _with_death_signal() if _ENDING_ALONE.isdisjoint(args[:5]) else ()
         if self._environment is None:
-            self._environment = build_environment(self, self.settings)
+            self._environment = self.variables(self.settings)
         try:
             # A file, which git may read or not.
             with nullcontext() if not stdin else tempfile.TemporaryFile() as file:

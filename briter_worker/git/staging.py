@@ -29,7 +29,6 @@ from briter_worker.git.folders import (
 )
 from briter_worker.git.index import hash_files, set_entries
 from briter_worker.git.merge import Base, Edit, Merge
-from briter_worker.git.push import File
 from briter_worker.git.repository import FOLDER, SUBMODULE, Entry, Repository, nul_lines
 from briter_worker.ports import blob_id
 
@@ -58,7 +57,7 @@ IGNORED = "git ignores it; see git check-ignore -v, and change .gitignore"
 class _Read(NamedTuple):
     """One file as it was read; git reads a file whose blob is empty."""
 
-    file: File
+    file: Entry
     stamp: Stamp
 
 
@@ -117,7 +116,7 @@ class WorkTreeCopies(Checkout):
         blobs = dict(zip(here, hash_files(self.repository.git, here, "-w"), strict=True))
         merge = Merge(self.repository, tip, bases, self.read)
         edits = [
-            Edit(path, File("100644", blobs[path]) if path in blobs else None, Base(base))
+            Edit(path, Entry("100644", blobs[path]) if path in blobs else None, Base(base))
             for path, base in bases.items()
         ]
         if conflicts := [edit.path for edit in edits if merge.place([edit])[1]]:
@@ -267,7 +266,7 @@ class _Batch:
             if isinstance(read, _Read) and not read.file.blob:
                 by_git[path] = read
         for path, blob in self._add_to_index([*by_git]).items():
-            self._read[path] = _Read(File(by_git[path].file.mode, blob), by_git[path].stamp)
+            self._read[path] = _Read(Entry(by_git[path].file.mode, blob), by_git[path].stamp)
         self._staging.progress("stage", len(paths), len(paths))
 
     def _find_filtered(self, paths: Collection[str]) -> None:
@@ -307,7 +306,7 @@ class _Batch:
         is_executable = bool(status.st_mode & stat.S_IXUSR)
         if self._keep_modes:
             is_executable = was is not None and was.mode == "100755"
-        return _Read(File("100755" if is_executable else "100644", blob, content), stamp_of(status))
+        return _Read(Entry("100755" if is_executable else "100644", blob, content), stamp_of(status))
 
     def _add_to_index(self, paths: Sequence[str]) -> dict[str, str]:
         """Add the files to an index of their own, as `git add` does; return the blobs.
@@ -347,9 +346,9 @@ class _Batch:
             staged.changes = changes
             staged.uses_lfs = not self._lfs.isdisjoint(changes)
 
-    def _changes(self, staged: Staged) -> dict[str, File | None]:
+    def _changes(self, staged: Staged) -> dict[str, Entry | None]:
         """Return the changes by path, deletions first; reject what cannot be read, or be where it is."""
-        changes: dict[str, File | None] = {}
+        changes: dict[str, Entry | None] = {}
         for path in (*staged.gone, *staged.files):
             known, was = self._read.get(path), self._tree.get(path)
             if isinstance(known, PublishError):
@@ -366,7 +365,7 @@ class _Batch:
                 for each in self._tree.below(path):
                     if not any(is_inside(place, each) for place in own):
                         changes.pop(each, None)
-            elif was is None or (was.mode, was.blob) != (known.file.mode, known.file.blob):
+            elif was is None or was != known.file:
                 changes[path] = known.file
         return changes
 

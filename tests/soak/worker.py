@@ -18,9 +18,10 @@ from briter_worker.allowlist import Allowlist
 from briter_worker.drain import Drain
 from briter_worker.errors import PublishError
 from briter_worker.git.checkout import Checkout
+from briter_worker.git.commits import Person
+from briter_worker.git.plans import FileConflicts, FilePlans
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.pull import pull
-from briter_worker.git.push import FileConflicts, FilePlans, Person
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import Staging, WorkTreeCopies

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from briter_worker import redaction
-from briter_worker.git.environment import find_secrets
+from briter_worker.git.configuration import find_secrets
 from briter_worker.redaction import MAX_TEXT, conceal, many_lines, one_line
 
 CANARY = "cAnArY0123456789abcdef"

@@ -1,0 +1,215 @@
+"""Commits: write them with one `git fast-import`, sign them, and read those of others."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, cast
+
+from briter_worker.events import FileChange
+from briter_worker.git import messages
+from briter_worker.git.repository import (
+    COMMIT_MARK,
+    COUNT_LINES,
+    DIFF_TREE,
+    FAST_IMPORT,
+    blob_of,
+    quote_path,
+    read_raw,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from briter_worker.git.environment import Signer
+    from briter_worker.git.repository import Entry
+    from briter_worker.git.run import Git
+
+_PROGRESS_STEP = 100
+_DROPPED = " .,:;<>\"\\'"
+_IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """An author or committer, as git records it."""
+
+    name: str
+    email: str
+
+    def plain(self) -> Person:
+        """Return the person as `git commit` records one: without the marks around the name that git drops."""
+        return Person(self.name.strip(_DROPPED) or "unknown", self.email.strip(_DROPPED))
+
+    def line(self, now: float) -> bytes:
+        """Return name, address and time in git's raw format."""
+        return f"{self} {int(now)} +0000".encode()
+
+    def __str__(self) -> str:
+        """Return name and address, as git shows them."""
+        return f"{self.name} <{self.email}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit to write. `files` maps each changed path to its new file; None deletes the path."""
+
+    message: bytes
+    author: bytes
+    committer: bytes
+    files: Mapping[str, Entry | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCommit:
+    """A commit on the remote, and the blobs of each path before and after it."""
+
+    sha: str
+    is_own: bool
+    """The worker is the committer."""
+    message: bytes
+    blobs: dict[str, tuple[str | None, str | None]]
+
+
+def write_commits(
+    git: Git, commits: Sequence[Commit], *, parent: str, ref: str, progress: Callable[[str, int, int], None]
+) -> list[str]:
+    """Write the commits on top of `parent`, point `ref` at the last one, and return their ids in order.
+
+    Commits, trees, blobs and the ref are durable when this returns. Raises PublishError.
+    """
+    names: list[str] = []
+    with git.open(*FAST_IMPORT, what="the commits could not be written") as command:
+        for number, commit in enumerate(commits, start=1):
+            if number % _PROGRESS_STEP == 1:
+                progress("commit", number - 1, len(commits))
+            _send_commit(command.send, commit, ref=ref, mark=number, parent="" if names else parent)
+            name = command.answers.readline().decode().strip()
+            if not name:
+                raise EOFError
+            names.append(name)
+    if git.signer is not None:
+        for number, commit in enumerate(commits):
+            people = (commit.author, commit.committer)
+            tree = f"{names[number]}^{{tree}}"
+            parent = names[number] = write_commit(
+                git, tree, parent, people=people, message=commit.message, signer=git.signer
+            )
+        git.run("update-ref", ref, parent, what="the refs could not be moved")
+    progress("commit", len(commits), len(commits))
+    return names
+
+
+def write_commit(
+    git: Git,
+    tree: str,
+    parent: str = "",
+    *,
+    people: Iterable[bytes],
+    message: bytes,
+    encoding: str = "UTF-8",
+    signer: Signer | None = None,
+) -> str:
+    """Have git write one commit; return its id. `people`: author and committer in git's raw format.
+
+    Raises PublishError: SIGNING where the signer's key cannot be used.
+    """
+    options, variables = ["-c", f"i18n.commitEncoding={encoding}"], {}
+    for role, line in zip(("AUTHOR", "COMMITTER"), people, strict=True):
+        ident = cast("re.Match[bytes]", _IDENT.fullmatch(line))
+        person = Person(os.fsdecode(ident["name"]), os.fsdecode(ident["email"])).plain()
+        variables[f"GIT_{role}_NAME"], variables[f"GIT_{role}_EMAIL"] = person.name, person.email
+        variables[f"GIT_{role}_DATE"] = f"@{ident['date'].decode()}"
+    options += signer.options(git.state_dir) if signer else []
+    parents, sign = ["-p", parent] if parent else [], [f"-S{signer.key}"] if signer else []
+    command = (*options, "commit-tree", *sign, *parents, tree)
+    status, out, said = git.attempt(*command, stdin=message, env=variables)
+    if status == 0:
+        return out.decode().strip()
+    if signer is not None:
+        said += signer.report(git.state_dir) if "failed to sign" in said else ""
+        if failure := messages.from_signing(said):
+            raise failure
+    raise git.failure("the commit could not be written", said, status)
+
+
+def read_signature(git: Git, signer: Signer, commit: str) -> str | None:
+    """Return kind and key of a commit's signature, as receipts show them; None if there is none."""
+    if signer.format == "x509":  # gpgsm would ask the network whether the certificate is revoked
+        return f"x509 {signer.key}"
+    # Without a list of allowed signers, git shows the key all the same.
+    options = (*signer.options(git.state_dir), "-c", f"gpg.ssh.allowedSignersFile={os.devnull}")
+    show = ("show", "-s", "--no-show-signature", "--format=%G?%n%GF")
+    state, key = git.run(*options, *show, commit).decode().split("\n")[:2]
+    return None if state == "N" else f"{signer.format} {key or signer.key}"
+
+
+def _send_commit(send: IO[bytes], commit: Commit, *, ref: str, mark: int, parent: str) -> None:
+    send.write(b"commit %s\nmark :%d\n" % (ref.encode(), mark))
+    send.write(b"author %s\ncommitter %s\n" % (commit.author, commit.committer))
+    _send_data(send, commit.message)
+    if parent:
+        send.write(b"from %s\n" % parent.encode())
+    # Deletions first, because a file may take a folder's place.
+    for path, file in sorted(commit.files.items(), key=lambda item: item[1] is not None):
+        if file is None:
+            send.write(b"D %s\n" % quote_path(path))
+        elif file.content is None:
+            send.write(b"M %s %s %s\n" % (file.mode.encode(), file.blob.encode(), quote_path(path)))
+        else:
+            send.write(b"M %s inline %s\n" % (file.mode.encode(), quote_path(path)))
+            _send_data(send, file.content)
+    send.write(b"\nget-mark :%d\n" % mark)
+    send.flush()
+
+
+def _send_data(send: IO[bytes], data: bytes) -> None:
+    send.write(b"data %d\n" % len(data))
+    send.write(data)
+    send.write(b"\n")
+
+
+def read_commits(git: Git, since: str, tip: str, identity: Person) -> list[RemoteCommit]:
+    """Return the commits between `since` and `tip`, oldest first. The worker's are those of `identity`."""
+    out = git.run(
+        *("log", "--reverse", "--topo-order", "--no-merges", "--raw", "-z", "--no-renames", "--no-abbrev"),
+        *("--encoding=UTF-8", f"--format={COMMIT_MARK}%H%n%cn <%ce>%n%B", f"{since}..{tip}", "--"),
+        what="the remote's new commits could not be read",
+    )
+    found: dict[str, RemoteCommit] = {}
+    for text, path, old, new in read_raw(out):
+        sha, committer, message = text.split("\n", 2)
+        is_own = committer in (str(identity), str(identity.plain()))
+        commit = RemoteCommit(sha, is_own, os.fsencode(message).strip(), {})
+        found.setdefault(sha, commit).blobs[path] = blob_of(old), blob_of(new)
+    return [*found.values()]
+
+
+def read_changes(
+    git: Git, known: Mapping[str, Sequence[FileChange]], commits: set[str], base: str | None, tip: str
+) -> dict[str, tuple[FileChange, ...]]:
+    """Return the files that each commit changed: as `known`, or as git shows them.
+
+    The lines of each file are counted between `base` and `tip`: a comparison for each commit would read the
+    tree again and again. Nothing is known of the lines where several of the commits changed one file.
+    """
+    what = "what the commits changed could not be read"
+    found = {commit: [*known[commit]] for commit in commits & known.keys()}
+    if others := "".join(f"{commit}\n" for commit in commits - known.keys()):
+        shown = ("--raw", f"--format={COMMIT_MARK}%H", "--stdin")
+        # A commit that a shallow clone lacks is answered with its name alone.
+        for sha, path, _, new in read_raw(git.run(*DIFF_TREE, *shown, stdin=others.encode(), what=what)):
+            found.setdefault(sha, []).append(FileChange(path, None, None, new is None))
+    times = Counter(each.path for changes in found.values() for each in changes)
+    lines: dict[str, tuple[int | None, int | None]] = dict.fromkeys(times, (None, None))
+    if times and base and git.worktree:  # a cluster's clone has no contents, and would fetch them
+        for row in os.fsdecode(git.run(*COUNT_LINES, base, tip, what=what)).split("\0")[:-1]:
+            added, removed, path = row.split("\t", 2)
+            if added != "-" and times[path] == 1:
+                lines[path] = int(added), int(removed)
+    return {
+        sha: tuple(FileChange(path, *lines[path], gone) for path, _, _, gone in sorted(changes))
+        for sha, changes in found.items()
+    }
