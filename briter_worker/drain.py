@@ -184,6 +184,7 @@ class Drain:
 
         def scheduled() -> Mapping[str, float]:
             """Look, before and after the files are read."""
+            superseded.cache_clear()
             if (until := self.queue.unsettled_until(self.clock())) is not None:
                 unsettled.append(until)
             return self.queue.scheduled_paths(self.clock())

@@ -38,7 +38,6 @@ _NOT_SECRET = frozenset(
 )
 _RANDOM_LENGTH = 16
 _HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|localhost|[\w-]+(?:\.[\w-]+)+)(?::\d*)?", re.IGNORECASE)
-_SCP_STYLE = re.compile(r"(?P<userinfo>[^/@]+)@(?P<host>\[[^\]/]+\]|[^/:@\[\]]+):")
 _PASSWORD = re.compile(r"(?:pass\w*|token|secret)\s*[=:]\s*[\"']?([^\s;&\"']+)", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
@@ -121,40 +120,28 @@ def find_secrets(settings: Iterable[Setting]) -> frozenset[str]:
 
 
 def _in_url(url: str) -> Iterator[str]:
-    """Yield the secrets of a URL, or of an scp-style address; the path of a file holds none."""
+    """Yield the secrets of a URL; the path of a file holds none, and an scp-style address neither."""
     scheme, given, rest = url.partition("://")
-    if not given:
-        if address := _SCP_STYLE.match(url):
-            yield from _in_userinfo(address["userinfo"], lone_user=False)
-        return
-    if scheme.endswith("file"):
+    if not given or scheme.endswith("file"):
         return
     # A password may hold any character, the @ that ends it, too.
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
-    userinfo, given, host = authority.rpartition("@")
-    if not _HOST.fullmatch(host):
-        userinfo, given, _ = rest.rpartition("@")
-    yield from _in_userinfo(userinfo, lone_user=not scheme.endswith("ssh"))
-    place, *more = re.split("[?#]", rest[len(userinfo + given) :])
-    yield from filter(_is_random, (part.removesuffix(".git") for part in place.split("/")[1:]))
-    for part in more:
-        yield part
-        yield from (value for _, value in parse_qsl(part))
-
-
-def _in_userinfo(userinfo: str, *, lone_user: bool) -> Iterator[str]:
-    """Yield its secrets. `lone_user`: a user without a password is one, as some hosts take a token there."""
-    user, given, password = userinfo.partition(":")
-    secrets = [password] if password else []
-    if _is_random(user) or (lone_user and not given) or (given and password in {"", "x", "x-oauth-basic"}):
-        secrets.append(user)
-    for secret in secrets:
+    is_host = _HOST.fullmatch(authority.rpartition("@")[2])
+    userinfo, given, _ = (authority if is_host else rest).rpartition("@")
+    user, has_password, password = userinfo.partition(":")
+    # Some hosts take a token for the user.
+    is_token = not scheme.endswith("ssh") if not has_password else password in {"", "x", "x-oauth-basic"}
+    for secret in (password, user if is_token or _is_random(user) else ""):
         for each in (secret, unquote(secret)):  # and the parts: another reader may take one for a host
             yield from (each, *re.split("[/:@?#]", each))
-    if given:
+    if has_password:
         yield userinfo
         # As in a header. The end of the base64 text depends on what follows, so it is left out.
         yield base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode().rstrip("=")
+    place, *more = re.split("[?#]", rest[len(userinfo + given) :])
+    yield from filter(_is_random, (part.removesuffix(".git") for part in place.split("/")[1:]))
+    for part in more:
+        yield from (part, *(value for _, value in parse_qsl(part)))
 
 
 def _is_random(text: str) -> bool:

@@ -15,7 +15,7 @@ from briter_worker.errors import OS_FIXES, FailureCode, PublishError, os_error_f
 from briter_worker.git.repository import FOLDER, SUBMODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from briter_worker.allowlist import Allowlist
@@ -200,51 +200,37 @@ class Staged:
         """Add the files that a declared path stands for. Raises PublishError for an unreadable folder."""
         try:
             path = self.places[declared] = allowlist.resolve(declared)
-            status = folders.status(path)
-            mode = status.st_mode if status else 0
-            if status is None:
-                self.absent[path] = None
-            elif stat.S_ISDIR(mode):
-                allowlist.resolve(f"{path}/")
-                self._expand_folder(folders, allowlist, path)
-                self.folders.append(path)
-            elif stat.S_ISREG(mode):
-                self.files[path] = None
+            if status := folders.status(path):
+                self._add(folders, allowlist, path, status.st_mode)
             else:
-                raise _refusal(path, mode)
+                self.absent[path] = None
         except PathRefusedError as refusal:
             self.rejected[declared] = refusal.reason
         except OSError as error:
             raise unreadable(declared, error) from error
 
-    def _expand_folder(self, folders: Folders, allowlist: Allowlist, top: str) -> None:
-        todo = [top]
+    def _add(self, folders: Folders, allowlist: Allowlist, top: str, mode: int) -> None:
+        todo = [(top, mode)]
         while todo:
-            folder = todo.pop()
+            path, mode = todo.pop()
+            full = f"{path}/" if stat.S_ISDIR(mode) else path
+            if path != top and (reason := allowlist.exclusion(full)):
+                self.ignored[path] = reason
+                continue
             try:
-                listing = folders.list(folder)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
+                allowlist.resolve(full)
+                if stat.S_ISREG(mode):
+                    self.files[path] = None
+                elif not stat.S_ISDIR(mode):
+                    raise _refusal(path, mode)
+                else:
+                    with suppress(FileNotFoundError, NotADirectoryError):  # it has just been removed
+                        todo += [(f"{path}/{name}", kind) for name, kind in reversed(folders.list(path))]
+                    self.folders += [path] if path == top else []
             except PathRefusedError as refusal:
-                if folder == top:
+                if path == top:
                     raise
-                self.rejected[folder] = refusal.reason
-                continue
-            for name, mode in listing:
-                path = f"{folder}/{name}"
-                if reason := allowlist.exclusion(f"{path}/" if stat.S_ISDIR(mode) else path):
-                    self.ignored[path] = reason
-                    continue
-                try:
-                    allowlist.resolve(path)
-                    if stat.S_ISDIR(mode):
-                        todo.append(path)
-                    elif stat.S_ISREG(mode):
-                        self.files[path] = None
-                    else:
-                        raise _refusal(path, mode)
-                except PathRefusedError as refusal:
-                    self.rejected[path] = refusal.reason
+                self.rejected[path] = refusal.reason
 
     def compare(self, tree: Tree, allowlist: Allowlist) -> None:
         """Find what the commit has and the work tree has not; what is refused there stays."""
@@ -279,6 +265,24 @@ class Staged:
                 if theirs is not None and len(theirs) >= len(ours) and ours != path:
                     self.withheld[path] = scheduled[theirs]
                     del paths[path]
+
+    def ignore(self, paths: Iterable[str], reason: str) -> None:
+        """Leave out these files; what is declared so is rejected."""
+        for path in paths:
+            del self.files[path]
+            self.ignored[path] = reason
+            if path in self.places.values():
+                self.rejected[path] = reason
+
+    def reject_barren(self, tree: Tree) -> None:
+        """Reject a folder in which everything is rejected or ignored."""
+        left_out = {**self.rejected, **self.ignored}
+        for folder in self.folders:
+            carried = any(is_inside(folder, path) for path in (*self.files, *self.gone, *self.withheld))
+            first = next((path for path in left_out if is_inside(folder, path)), None)
+            if first and not carried and next(tree.below(folder), None) is None:
+                reason = left_out[first]
+                self.rejected[folder] = f"nothing in it may be published ({first}, as {reason})"
 
 
 def read_tree(repository: Repository, commit: str, places: set[str]) -> dict[str, Entry]:

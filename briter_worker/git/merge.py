@@ -25,7 +25,6 @@ from briter_worker.ports import BaseVersion, Conflict, Outcome, Result, blob_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from briter_worker.git.commits import RemoteCommit
     from briter_worker.git.folders import Staged
     from briter_worker.git.repository import Repository
     from briter_worker.ports import BaseVersions, Claim
@@ -81,17 +80,6 @@ class Item(NamedTuple):
         named = self.claim.job.author
         author = Person(named.name, named.email) if named else identity
         return Commit(self.claim.job.full_message.encode(), author.line(now), identity.line(now), files)
-
-    def rebased(self, bases: Mapping[str, Base], own: Sequence[RemoteCommit]) -> Item:
-        """Return the same edits, of these bases and of what the worker's own commits made of them."""
-        edits = []
-        for edit in self.edits:
-            base = edit.base or bases.get(edit.path)
-            for commit in own if base else ():
-                if base and commit.blobs.get(edit.path, ("",))[0] == base.blob:
-                    base = Base(commit.blobs[edit.path][1])
-            edits.append(replace(edit, base=base))
-        return self._replace(edits=tuple(edits))
 
     def outcome(
         self, result: Result, *, commit: str | None = None, failure: Failure | None = None

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class FilePlans:
     """Store each plan of the disk backend in a file below `.git/briter/`. Implements `ports.PlanStore`."""
 
-    def __init__(self, state_dir: Path, branch: str) -> None:
-        self._folder = _branch_folder(state_dir, branch) / "plans"
+    def __init__(self, state_dir: Path, branch: str, folder: str = "plans") -> None:
+        self._folder = _branch_folder(state_dir, branch) / folder
 
     def record(self, plan: Plan) -> None:
         """Store the plan durably."""
@@ -36,6 +36,12 @@ class FilePlans:
         with suppress(FileNotFoundError):
             (self._folder / f"{plan.id}.json").unlink()
             sync_folder(self._folder)
+
+    def drop_before(self, at: float) -> None:
+        """Delete the plans that were recorded before."""
+        for file in self._folder.glob("*.json"):
+            if file.stat().st_mtime < at:
+                file.unlink()
 
 
 class FileConflicts:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from briter_worker.allowlist import is_inside, normalized
@@ -23,8 +24,9 @@ from briter_worker.git.commits import (
     write_commits,
 )
 from briter_worker.git.merge import Base, Conflicts, Edit, Item, Merge
-from briter_worker.git.push import UncertainPushError, find_late, note_unlanded, push, push_large_files
-from briter_worker.git.repository import COUNT_LINES, FAST_IMPORT
+from briter_worker.git.plans import FilePlans
+from briter_worker.git.push import UncertainPushError, push, push_large_files
+from briter_worker.git.repository import COUNT_LINES, FAST_IMPORT, blob_of
 from briter_worker.ports import Change, Outcome, Plan, Result
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from briter_worker.ports import BaseVersions, Claim, PlanStore
 
 _MAX_RACES = 5
+_UNLANDED_S = 86_400.0
+"""A push that a remote has not applied for so long never lands."""
 _LAST_COMMAND_TIMEOUT_S = 10.0
 """After an abort: how long each command may take that asks what became of the push."""
 
@@ -47,8 +51,17 @@ class Tip(NamedTuple):
     commit: str
     expect: str | None
     """The remote's tip as last seen; None if the remote has no branch yet."""
+    first: str
+    """The tip of this publication's first try: a version that its author does not name is of that."""
     own_commits: tuple[RemoteCommit, ...] = ()
     """Commits of the worker's that turned out to be on the remote: pushes whose answers were lost."""
+
+    def advance(self, edit: Edit) -> Edit:
+        """Return the edit, of what the worker's own commits have made of its base."""
+        for own in self.own_commits:
+            if edit.base and own.blobs.get(edit.path, ("",))[0] == edit.base.blob:
+                edit = replace(edit, base=Base(own.blobs[edit.path][1]))
+        return edit
 
     def unchanged(self, item: Item) -> Outcome:
         """Return the outcome of a claim that changes nothing here."""
@@ -65,6 +78,16 @@ class Tip(NamedTuple):
             if own.message == message and not own.blobs.keys().isdisjoint(item.blobs):
                 return item.outcome(Result.PUBLISHED, commit=own.sha)
         return item.outcome(Result.UNCHANGED)
+
+
+class _Built(NamedTuple):
+    """Items that were merged into a tip, and their commits."""
+
+    plan: Plan
+    merge: Merge
+    unchanged: list[Item]
+    conflicts: list[tuple[Item, list[str]]]
+    """Items that conflict, with the paths."""
 
 
 @dataclass(eq=False, repr=False)
@@ -85,10 +108,15 @@ class GitPublisher:
     """Called in a lost race, with the remote's new commits and its tip."""
 
     def __post_init__(self) -> None:
-        self._scheduled: Mapping[str, float] = {}
         self._built: dict[str, list[FileChange]] = {}
         """What the commits changed that were built last."""
         self._conflicts = Conflicts(self._repository, self.bases, self.identity, self.copies.read)
+
+    @cached_property
+    def _unlanded(self) -> FilePlans:
+        """Return the plans that the remote did not have when it was asked, and may apply late."""
+        repository = self._repository
+        return FilePlans(repository.git.state_dir, repository.branch, "unlanded")
 
     def publish(
         self,
@@ -99,34 +127,41 @@ class GitPublisher:
         cancelled: Callable[[], Collection[str]],
         now: float,
     ) -> Iterator[Sequence[Outcome]]:
-        """Implement `ports.Publisher`."""
+        """Implement `ports.Publisher`: build and push until the remote is where it was last seen."""
         started = time.monotonic()
+
+        def clock() -> float:
+            return now + time.monotonic() - started
+
         with self._repository.working():
             self._repository.check()
             self._repository.git.begin(*FAST_IMPORT, stdin=None)  # starts while the posts are read
             if not self.dry_run:
                 self.copies.catch_up()
             tip = self._first_tip()
-            self._scheduled = scheduled()
-            read, outcomes = self._read(claims, tip)
-            # A post that was scheduled meanwhile may have been read, and its time has not come.
-            newly_scheduled = {normalized(path) for path in scheduled().keys() - self._scheduled.keys()}
-            items: list[Item] = []
-            for item in read:
-                changes = [
-                    Change(each.path, each.file.mode if each.file else "", each.blob) for each in item.edits
-                ]
-                released = item.outcome(Result.RELEASED)
-                if any(is_inside(folder, change.path) for change in changes for folder in newly_scheduled):
-                    outcomes.append(released)
-                elif outcome := check(item.claim.key, changes):
-                    outcomes.append(outcome._replace(rejected_paths=released.rejected_paths))
-                else:
-                    items.append(item)
-            self._repository.check_unmoved()
-            if outcomes:
-                yield outcomes
-            yield from self._build_and_push(items, tip, cancelled, now, started)
+            for _ in range(1 + _MAX_RACES):
+                late = self._settle_late(claims, tip)
+                claims = [claim for claim in claims if claim.key not in late]
+                items, outcomes = self._read(claims, tip, scheduled, check)
+                if late or outcomes:
+                    yield [*late.values(), *outcomes]
+                while items:
+                    built = self._build(items, tip, now)
+                    gone = {item.claim.key for item in items} & set(cancelled())
+                    if not gone:
+                        break
+                    self._discard(built.plan, None)
+                    yield [item.outcome(Result.CANCELLED) for item in items if item.claim.key in gone]
+                    items = [item for item in items if item.claim.key not in gone]
+                if not items:
+                    return
+                if landed := self._push(built, items, tip):
+                    yield self._settle(built, items, tip, landed, clock)
+                    self._discard(built.plan, landed)
+                    return
+                tip, claims = self._fetch_tip(tip), [item.claim for item in items]
+        text = f"others pushed {_MAX_RACES + 1} times while the worker pushed"
+        raise PublishError(FailureCode.LOST_RACE, text, "none needed: the worker tries again by itself")
 
     def resolve(self) -> Iterator[Sequence[Outcome]]:
         """Implement `ports.Publisher`."""
@@ -137,18 +172,8 @@ class GitPublisher:
         with self._repository.working():
             for plan in plans:
                 tip = self._find_landed(plan)
-                if tip is not None:
-                    self._conflicts.load(plan.blobs, tip)
-                    self._follow(plan, tip, local=self._local())
-                commits = plan.commits if tip is not None else {}
-                landed = [Outcome(key, Result.PUBLISHED, sha) for key, sha in commits.items()]
-                yield self._described(landed, plan, plan.base)
+                yield self._settle_landed(plan, tip, plan.commits.keys()) if tip else []
                 self._discard(plan, tip)
-
-    def _local(self) -> str | None:
-        """Return the site's own commit; None for a cluster's clone, which has no files to follow it."""
-        repository = self._repository
-        return repository.ref(repository.branch_ref) if repository.git.worktree else None
 
     def undecided(self) -> Collection[str]:
         """Implement `ports.Publisher`."""
@@ -165,6 +190,7 @@ class GitPublisher:
                     # Git could not move the ref after the push: it was locked, or the disk failed.
                     repository.update_refs((repository.tracking_ref, pushed, seen))
             if repository.git.worktree is not None:  # a cluster's clone is thrown away instead
+                self._unlanded.drop_before(now - _UNLANDED_S)
                 repository.tidy(now, keep=[self._batch_ref(plan) for plan in self.plans.plans()])
 
     # Before the push
@@ -172,14 +198,14 @@ class GitPublisher:
     def _first_tip(self) -> Tip:
         """Return the remote's tip as the worker saw it last; ask the remote if it never saw it."""
         repository = self._repository
-        pushed, files_of = repository.ref(repository.pushed_ref), self._local()
+        local = repository.ref(repository.branch_ref)
+        pushed, files_of = repository.ref(repository.pushed_ref), local if repository.git.worktree else None
         # If a user has pulled, the files are edits of a newer tip.
         if pushed is not None and (files_of is None or repository.is_ancestor(files_of, pushed)):
-            return Tip(pushed, pushed)
-        local = repository.ref(repository.branch_ref)
+            return Tip(pushed, pushed, pushed)
         # A branch that anybody has seen there was deleted since, and is not created again.
         if local and repository.ref(repository.tracking_ref) is None and repository.remote_tip() is None:
-            return Tip(local, None)
+            return Tip(local, None, local)
         return self._fetch_tip(None)
 
     def _fetch_tip(self, since: Tip | None) -> Tip:
@@ -194,117 +220,68 @@ class GitPublisher:
             self.warn(f"{error.message}. The next posts are published on what the remote has now", error.fix)
         if since is None:
             repository.update_refs((repository.pushed_ref, fetched, None))
-            return Tip(fetched, fetched)
+            return Tip(fetched, fetched, fetched)
         # The ref moves with the batch: if this push fails, the next one has to find the same commits.
         commits = read_commits(repository.git, since.commit, fetched, self.identity)
         self.note_moved(commits, fetched)
         own = (each for each in commits if each.is_own)
-        return Tip(fetched, fetched, (*since.own_commits, *own))
+        return Tip(fetched, fetched, since.first, (*since.own_commits, *own))
 
-    def _read(self, claims: Sequence[Claim], tip: Tip) -> tuple[list[Item], list[Outcome]]:
-        """Return the claims' changes as edits of their bases; and the failures of single claims."""
-        staged = self.copies.stage(claims, tip=tip.commit, scheduled=self._scheduled)
+    def _read(
+        self,
+        claims: Sequence[Claim],
+        tip: Tip,
+        scheduled: Callable[[], Mapping[str, float]],
+        check: Callable[[str, Sequence[Change]], Outcome | None],
+    ) -> tuple[list[Item], list[Outcome]]:
+        """Return the claims' changes as edits of their bases, and the outcomes of claims that are not built.
+
+        A post that is scheduled meanwhile may have been read, and its time has not come.
+        """
+        held = scheduled()
+        staged = self.copies.stage(claims, tip=tip.commit, scheduled=held)
         paths = {path for each in staged.values() for path in each.changes}
         bases = self.copies.bases(paths, tip.commit) if paths else {}
+        if tip.commit != tip.first:  # a job may delete what only the new tip has
+            entries = self._repository.entries(tip.first, paths)
+            saved = {path for each in staged.values() for path, file in each.changes.items() if file}
+            bases = {path: Base.of(entries.get(path)) for path in saved | entries.keys()} | dict(bases)
         self._conflicts.load(paths, tip.commit)
+        newly_scheduled = {normalized(path) for path in scheduled().keys() - held.keys()}
         items: list[Item] = []
         outcomes: list[Outcome] = []
         for claim in claims:
-            each = staged[claim.key]
-            edits = (Edit(path, file, bases.get(path)) for path, file in each.changes.items())
-            item = Item(claim, each, tuple(self._conflicts.rebase(edit, claim) for edit in edits))
-            if each.failure is None:
-                items.append(item)
+            files = staged[claim.key].changes
+            edits = (Edit(path, file, bases.get(path)) for path, file in files.items())
+            rebased = (tip.advance(self._conflicts.rebase(edit, claim)) for edit in edits)
+            item = Item(claim, staged[claim.key], tuple(rebased))
+            changes = [Change(path, file.mode if file else "", blob_of(file)) for path, file in files.items()]
+            released = item.outcome(Result.RELEASED)
+            if failure := item.staged.failure:
+                outcomes.append(item.outcome(Result.FAILED, failure=failure))
+            elif any(is_inside(folder, path) for path in files for folder in newly_scheduled):
+                outcomes.append(released)
+            elif outcome := check(claim.key, changes):
+                outcomes.append(outcome._replace(rejected_paths=released.rejected_paths))
             else:
-                outcomes.append(item.outcome(Result.FAILED, failure=each.failure))
+                items.append(item)
+        self._repository.check_unmoved()
         return items, outcomes
 
-    # The push
-
-    def _build_and_push(
-        self,
-        waiting: list[Item],
-        tip: Tip,
-        cancelled: Callable[[], Collection[str]],
-        now: float,
-        started: float,
-    ) -> Iterator[Sequence[Outcome]]:
-        """Build and push until the remote is where it was last seen; yield the outcomes."""
-        settled, races = list[Outcome](), 0
-
-        def clock() -> float:
-            return now + time.monotonic() - started
-
-        while waiting:
-            if late := find_late(self._repository, (item.claim.key for item in waiting), tip.commit):
-                found = [(item, late[item.claim.key]) for item in waiting if item.claim.key in late]
-                settled += [self._settle_late(item, commit, tip) for item, commit in found]
-                waiting = [item for item in waiting if item.claim.key not in late]
-                continue
-            plan, merge, unchanged, conflicts = self._build(waiting, tip, now)
-            if gone := {item.claim.key for item in waiting} & set(cancelled()):
-                settled += [item.outcome(Result.CANCELLED) for item in waiting if item.claim.key in gone]
-                waiting = [item for item in waiting if item.claim.key not in gone]
-                self._discard(plan, None)
-                continue
-            if plan.commits:
-                landed = self._push(plan, waiting)
-            else:  # what is unchanged must be on the remote, and not only have been there
-                landed = tip.commit if self._repository.remote_tip() == tip.expect else None
-            if landed is None:
-                races += 1
-                if races > _MAX_RACES:
-                    text = f"others pushed {races} times while the worker pushed"
-                    fix = "none needed: the worker tries again by itself"
-                    raise PublishError(FailureCode.LOST_RACE, text, fix)
-                waiting, tip = self._move_on(waiting, tip, settled)
-                continue
-            settled += [
-                self._conflicts.settle(item, paths, merge, clock=clock, dry_run=self.dry_run)
-                for item, paths in conflicts
-            ]
-            published = ((item, plan.commits.get(item.claim.key)) for item in waiting)
-            settled += [item.outcome(Result.PUBLISHED, commit=commit) for item, commit in published if commit]
-            settled += [tip.unchanged(item) for item in unchanged]
-            if plan.commits and self._repository.git.worktree:  # while the local branch follows
-                self._repository.git.begin(*COUNT_LINES, tip.commit, plan.tip)
-            self._follow(plan, landed)
-            yield self._described(settled, plan, tip.commit)
-            self._discard(plan, landed)
-            return
-        if settled:
-            yield settled
-
-    def _settle_late(self, item: Item, commit: str, tip: Tip) -> Outcome:
-        """Return the outcome of a save that an earlier push has published; its file is an edit of that."""
-        entries = self._repository.entries(commit, item.blobs)
-        blobs = {path: entries[path].blob if path in entries else None for path in item.blobs}
-        plan = Plan("", tip.expect, commit, {item.claim.key: commit}, blobs)
-        self._follow(plan, tip.commit)
-        return self._described([item.outcome(Result.PUBLISHED, commit=commit)], plan, f"{commit}^")[0]
-
-    def _build(
-        self, items: Sequence[Item], tip: Tip, now: float
-    ) -> tuple[Plan, Merge, list[Item], list[tuple[Item, list[str]]]]:
-        """Merge the items into the tip, one after another, and write their commits onto a private ref.
-
-        Return the plan, what it is built on, the items that change nothing, and those that conflict, with
-        the paths.
-        """
+    def _build(self, items: Sequence[Item], tip: Tip, now: float) -> _Built:
+        """Merge the items into the tip, one after another, and write their commits onto a private ref."""
         repository, plan = self._repository, Plan(uuid.uuid4().hex, tip.expect, tip.commit, {}, {})
         paths = {edit.path for item in items for edit in item.edits}
-        merge = Merge(repository, tip.commit, paths, self.copies.read)
-        unchanged: list[Item] = []
-        conflicts: list[tuple[Item, list[str]]] = []
+        built = _Built(plan, Merge(repository, tip.commit, paths, self.copies.read), [], [])
         own: dict[str, Commit] = {}
         carriers: dict[str, str] = {}
         """By path: the key of the claim whose commit has it."""
         carried: dict[str, str] = {}
         blobs: dict[str, str | None] = {}
         for item in items:
-            files, conflicting = merge.place(item.edits)
+            files, conflicting = built.merge.place(item.edits)
             if conflicting:
-                conflicts.append((item, conflicting))
+                built.conflicts.append((item, conflicting))
                 continue
             blobs |= item.blobs
             if files:
@@ -313,51 +290,50 @@ class GitPublisher:
             elif carrier := next((carriers[path] for path in item.blobs if path in carriers), None):
                 carried[item.claim.key] = carrier
             else:
-                unchanged.append(item)
-        names: dict[str, str] = {}
-        if own:
-            ref, commits = self._batch_ref(plan), [*own.values()]
-            written = write_commits(
-                repository.git, commits, parent=tip.commit, ref=ref, progress=self.progress
-            )
-            names = dict(zip(own, written, strict=True))
-            repository.know_built(tip.commit, written[-1], [commit.files for commit in commits])
-            self._built = {
-                sha: [FileChange(path, None, None, file is None) for path, file in commit.files.items()]
-                for sha, commit in zip(written, commits, strict=True)
-            }
-            plan = plan._replace(tip=written[-1])
+                built.unchanged.append(item)
+        if not own:
+            return built._replace(plan=plan._replace(blobs=blobs))
+        ref, commits = self._batch_ref(plan), [*own.values()]
+        written = write_commits(repository.git, commits, parent=tip.commit, ref=ref, progress=self.progress)
+        repository.know_built(tip.commit, written[-1], [commit.files for commit in commits])
+        self._built = {
+            sha: [FileChange(path, None, None, file is None) for path, file in commit.files.items()]
+            for sha, commit in zip(written, commits, strict=True)
+        }
+        names = dict(zip(own, written, strict=True))
         names |= {key: names[carrier] for key, carrier in carried.items()}
-        return plan._replace(commits=names, blobs=blobs), merge, unchanged, conflicts
+        return built._replace(plan=plan._replace(tip=written[-1], commits=names, blobs=blobs))
 
-    def _push(self, plan: Plan, items: Sequence[Item]) -> str | None:
+    # The push
+
+    def _push(self, built: _Built, items: Sequence[Item], tip: Tip) -> str | None:
         """Push the plan's commits; return the remote's tip, or None if the remote has moved.
 
         After an uncertain end the remote is asked. While it does not answer, the plan stays recorded.
         """
-        ref = self._batch_ref(plan)
+        plan, ref = built.plan, self._batch_ref(built.plan)
+        if not plan.commits:  # what is unchanged must be on the remote, and not only have been there
+            return tip.commit if self._repository.remote_tip() == tip.expect else None
         if any(item.staged.uses_lfs for item in items):
             push_large_files(self._repository, ref, base=plan.base, dry_run=self.dry_run)
         if not self.dry_run:
             self.plans.record(plan)
         self.progress("push", 0, 0)
+        landed = None
         if not self.still_ours():
             self._discard(plan, None)
             raise LockLostError
         try:
-            is_done = push(
-                self._repository,
-                f"{ref}:{self._repository.branch_ref}",
-                expect=plan.base,
-                dry_run=self.dry_run,
-                progress=self.progress,
-            )
-            landed = plan.tip if is_done else None
+            refspec = f"{ref}:{self._repository.branch_ref}"
+            dry_run, progress = self.dry_run, self.progress
+            if push(self._repository, refspec, expect=plan.base, dry_run=dry_run, progress=progress):
+                landed = plan.tip
         except UncertainPushError:
             landed = self._find_landed(plan)
             if landed is None:
                 self._discard(plan, None)
                 raise
+            return landed
         except PublishError:
             self._discard(plan, None)
             raise
@@ -373,29 +349,49 @@ class GitPublisher:
             raise repository.no_branch_error()
         if there in (None, plan.base):
             if repository.git.worktree is not None:  # what a cluster submitted does not change
-                note_unlanded(repository, plan.commits)
+                self._unlanded.record(plan)
             return None
         if there == plan.tip and repository.ref(self._batch_ref(plan)) == plan.tip:
             return plan.tip
         fetched = repository.fetch()
         return fetched if repository.is_ancestor(plan.tip, fetched) else None
 
-    def _move_on(self, items: list[Item], tip: Tip, settled: list[Outcome]) -> tuple[list[Item], Tip]:
-        """Return the items as edits of what they started from, and the remote's new tip."""
-        moved = self._fetch_tip(tip)
-        known = {edit.path: edit.base for item in items for edit in item.edits}
-        entries = self._repository.entries(tip.commit, known.keys())
-        bases = {path: base or Base.of(entries.get(path)) for path, base in known.items()}
-        if self._repository.git.worktree is None:  # a job may delete what only the new tip has
-            items, failed = self._read([item.claim for item in items], moved)
-            settled += failed
-        self._conflicts.load(known.keys(), moved.commit)  # a user may have merged a branch
-        for number, item in enumerate(items):
-            edits = (self._conflicts.rebase(edit, item.claim) for edit in item.edits)
-            items[number] = item._replace(edits=tuple(edits))
-        return [item.rebased(bases, moved.own_commits) for item in items], moved
-
     # After the push
+
+    def _settle(
+        self, built: _Built, items: Sequence[Item], tip: Tip, landed: str, clock: Callable[[], float]
+    ) -> Sequence[Outcome]:
+        """Have this side follow a push, and return its outcomes."""
+        outcomes = [
+            self._conflicts.settle(item, paths, built.merge, clock=clock, dry_run=self.dry_run)
+            for item, paths in built.conflicts
+        ]
+        commits = ((item, built.plan.commits.get(item.claim.key)) for item in items)
+        outcomes += [item.outcome(Result.PUBLISHED, commit=commit) for item, commit in commits if commit]
+        outcomes += [tip.unchanged(item) for item in built.unchanged]
+        if built.plan.commits and self._repository.git.worktree:  # while the local branch follows
+            self._repository.git.begin(*COUNT_LINES, tip.commit, built.plan.tip)
+        self._follow(built.plan, landed)
+        return self._described(outcomes, built.plan, tip.commit)
+
+    def _settle_late(self, claims: Sequence[Claim], tip: Tip) -> Mapping[str, Outcome]:
+        """Return the outcomes of claims that an earlier push has published after all, by their keys."""
+        outcomes: dict[str, Outcome] = {}
+        for plan in self._unlanded.plans():
+            keys = plan.commits.keys() & {claim.key for claim in claims}
+            if keys and self._repository.is_ancestor(plan.tip, tip.commit):
+                outcomes |= {each.key: each for each in self._settle_landed(plan, tip.commit, keys)}
+        return outcomes
+
+    def _settle_landed(self, plan: Plan, tip: str, keys: Collection[str]) -> Sequence[Outcome]:
+        """Have this side follow an earlier push that the remote's tip contains; return its outcomes."""
+        repository = self._repository
+        self._conflicts.load(plan.blobs, tip)
+        self._follow(
+            plan, tip, local=repository.ref(repository.branch_ref) if repository.git.worktree else None
+        )
+        outcomes = [Outcome(key, Result.PUBLISHED, plan.commits[key]) for key in keys]
+        return self._described(outcomes, plan, plan.base)
 
     def _described(self, outcomes: Sequence[Outcome], plan: Plan, parent: str | None) -> Sequence[Outcome]:
         """Return the outcomes with what their commits changed, and how the commits are signed.

@@ -1,8 +1,7 @@
-"""The commit point: push with a lease, and remember what a slow remote may apply late."""
+"""The commit point: push with a lease."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from briter_worker.git import messages
 from briter_worker.git.environment import without
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
 
     from briter_worker.git.repository import Repository
     from briter_worker.git.run import Git
@@ -117,23 +116,3 @@ def _result_of(infos: list[PushInfo], text: str) -> bool:
     if failure := messages.from_rejection(summary, text):
         raise failure
     return False
-
-
-def note_unlanded(repository: Repository, commits: Mapping[str, str]) -> None:
-    """Remember the commits of a push that a slow remote may apply later, by the key of each save."""
-    repository.update_refs(*((_unlanded_ref(repository, key), sha, None) for key, sha in commits.items()))
-
-
-def find_late(repository: Repository, keys: Iterable[str], tip: str) -> Mapping[str, str]:
-    """Return the commits of these saves that have landed after all: `tip` contains them."""
-    folder, prefix = repository.git.common_dir, repository.unlanded_refs
-    packed = folder / "packed-refs"
-    if not (folder / prefix).is_dir() and not (packed.is_file() and prefix.encode() in packed.read_bytes()):
-        return {}  # nearly always: a batch may have thousands of saves
-    noted = ((key, repository.ref(_unlanded_ref(repository, key))) for key in keys)
-    return {key: sha for key, sha in noted if sha and repository.is_ancestor(sha, tip)}
-
-
-def _unlanded_ref(repository: Repository, key: str) -> str:
-    digest = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
-    return f"{repository.unlanded_refs}/{digest}"

@@ -47,8 +47,6 @@ _VERY_FEW_PATHS = 12
 _FEW_PATHS = 100
 """Git compares each entry of a folder with each path, so that for more paths all entries are listed."""
 _MAX_PACKS = 10
-_UNLANDED_S = 86_400.0
-"""A push that a remote has not applied for so long never lands."""
 _NAMED = 10
 
 Move = tuple[str, str | None, str | None]
@@ -94,8 +92,6 @@ class Repository:
         self.pushed_ref = f"{self.own_refs}/pushed"
         """The remote's tip as the worker saw it last."""
         self.fetched_ref = f"{self.own_refs}/fetched"
-        self.unlanded_refs = f"{self.own_refs}/unlanded"
-        """Prefix of the refs to commits of pushes that may land late."""
         self._head: object = None
         self._listed: tuple[str, dict[str, Entry | None]] = ("", {})
         """A commit, and what its tree has at the paths asked for so far."""
@@ -418,13 +414,10 @@ class Repository:
         `keep` has the refs that recorded plans name. Call it inside `working`.
         """
         remove_temporary(self.git, now)
-        listing = "--format=%(refname) %(committerdate:unix)"
-        out = self.git.run("for-each-ref", listing, f"{self.own_refs}/batch/", f"{self.unlanded_refs}/")
-        for name, date in (line.split() for line in out.decode().splitlines()):
-            is_unlanded = name.startswith(self.unlanded_refs)
-            # A batch that no plan names is of a worker that died before it had one.
-            if now - int(date) > _UNLANDED_S if is_unlanded else name not in keep:
-                self.update_refs((name, None, None))
+        out = self.git.run("for-each-ref", "--format=%(refname)", f"{self.own_refs}/batch/")
+        # A batch that no plan names is of a worker that died before it had one.
+        if unused := set(out.decode().split()) - set(keep):
+            self.update_refs(*((name, None, None) for name in unused))
         # Objects shared with another repository, or still on the remote, are left to `git gc`.
         objects = self.git.common_dir / "objects"
         kinds = [path.suffix for path in objects.glob("pack/pack-*")]

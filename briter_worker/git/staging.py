@@ -12,7 +12,7 @@ import stat
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -140,22 +140,25 @@ class WorkTreeCopies(Checkout):
         return found
 
 
+@dataclass(eq=False, repr=False)
 class _Batch:
     """One batch of claims, staged against one commit."""
 
-    def __init__(self, staging: Staging, folders: Folders, tip: str, bases: Mapping[str, str | None]) -> None:
-        self._staging = staging
-        self._repository = staging.repository
-        self._git = staging.repository.git
-        self._folders = folders
-        self._tip = tip
+    _staging: Staging
+    _folders: Folders
+    _tip: str
+    _bases: Mapping[str, str | None]
+    _tree: Tree = field(default_factory=lambda: Tree({}))
+    _read: dict[str, _Read | PublishError | None] = field(default_factory=dict)
+    """What was found at each path, or the failure of that file alone; None where there is no file."""
+    _has_attributes: bool = False
+    _filtered: set[str] = field(default_factory=set)
+    """Paths whose contents git changes on their way in."""
+    _lfs: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._repository, self._git = self._staging.repository, self._staging.repository.git
         self._keep_modes = self._git.config("core.fileMode", "true").lower() in ("false", "no", "off", "0")
-        self._bases = bases
-        self._tree = Tree({})
-        self._read: dict[str, _Read | PublishError | None] = {}
-        self._has_attributes = False
-        self._filtered: set[str] = set()
-        self._lfs: set[str] = set()
 
     def stage(self, claims: Sequence[Claim], scheduled: Mapping[str, float]) -> dict[str, Staged]:
         batch = {claim.key: self._expand(claim) for claim in claims}
@@ -169,9 +172,6 @@ class _Batch:
             staged.compare(self._tree, self._staging.allowlist)
             staged.withhold(held)
         self._drop_ignored(batch.values())
-        self._drop_sparse(batch.values())
-        for staged in batch.values():
-            self._reject_barren(staged)
         self._read_files(batch.values())
         for staged in batch.values():
             self._finish(staged)
@@ -199,33 +199,15 @@ class _Batch:
         return Tree(entries)
 
     def _drop_ignored(self, batch: Collection[Staged]) -> None:
-        new = sorted({path for staged in batch for path in staged.files if self._tree.get(path) is None})
-        ignored = ignored_paths(self._git, new)
+        """Leave out what git ignores, and what it leaves out of the work tree itself: nobody deleted that."""
+        new = {path for staged in batch for path in staged.files if self._tree.get(path) is None}
+        ignored, skipped = ignored_paths(self._git, sorted(new)), set[str]()
+        if any(staged.gone for staged in batch):
+            skipped = sparse_paths(self._git, self._staging.allowlist.folders) - self._bases.keys()
         for staged in batch:
-            for path in sorted(ignored & staged.files.keys()):
-                del staged.files[path]
-                staged.ignored[path] = IGNORED
-                if path in staged.places.values():
-                    staged.rejected[path] = IGNORED
-
-    def _drop_sparse(self, batch: Collection[Staged]) -> None:
-        """Nobody deleted what a sparse checkout, or the mirror, leaves out of the work tree."""
-        if not any(staged.gone for staged in batch):
-            return
-        skipped = sparse_paths(self._git, self._staging.allowlist.folders) - self._bases.keys()
-        for staged in batch:
-            for path in skipped & staged.gone.keys():
-                del staged.gone[path]
-
-    def _reject_barren(self, staged: Staged) -> None:
-        """Refuse a folder in which everything is refused or ignored."""
-        left_out = {**staged.rejected, **staged.ignored}
-        for folder in staged.folders:
-            carried = any(is_inside(folder, path) for path in (*staged.files, *staged.gone, *staged.withheld))
-            first = next((path for path in left_out if is_inside(folder, path)), None)
-            if first and not carried and next(self._tree.below(folder), None) is None:
-                reason = left_out[first]
-                staged.rejected[folder] = f"nothing in it may be published ({first}, as {reason})"
+            staged.gone = {path: None for path in staged.gone if path not in skipped}
+            staged.ignore(sorted(ignored & staged.files.keys()), IGNORED)
+            staged.reject_barren(self._tree)
 
     # Their contents
 
@@ -234,13 +216,12 @@ class _Batch:
 
         Some editors save by removing the file and writing it again: a path that was gone may come back.
         """
-        self._read = {path: None for staged in batch for path in staged.gone}
         todo = list(dict.fromkeys(path for staged in batch for path in staged.files))
-        paths = dict.fromkeys([*self._read, *todo])
+        self._read = dict.fromkeys([*(path for staged in batch for path in staged.gone), *todo])
         for attempt in range(_TRIES):
             if todo:
                 self._read_once(todo)
-            todo = [path for path in paths if self._has_changed(path)]
+            todo = [path for path in self._read if self._has_changed(path)]
             if not todo:
                 return
             if attempt:
@@ -266,11 +247,10 @@ class _Batch:
             if isinstance(read, _Read) and not read.file.blob:
                 by_git[path] = read
         for path, blob in self._add_to_index([*by_git]).items():
-            self._read[path] = _Read(Entry(by_git[path].file.mode, blob), by_git[path].stamp)
+            by_git[path].file.blob = blob
         self._staging.progress("stage", len(paths), len(paths))
 
     def _find_filtered(self, paths: Collection[str]) -> None:
-        """Find the paths whose contents git changes on their way in."""
         if self._git.config("core.autocrlf").lower() in ALL_TEXT:
             self._filtered.update(paths)
         if not self._has_attributes:
@@ -286,7 +266,7 @@ class _Batch:
                 self._lfs.add(path)
 
     def _read_file(self, path: str) -> _Read | PublishError | None:
-        """Return what was read, the failure of this file alone, or None if it has just been deleted."""
+        """Return what was read; without its blob if git has to read it."""
         was, blob = self._tree.get(path), ""
         try:
             most = -1 if path in self._filtered else LARGE

@@ -187,6 +187,23 @@ def test_an_edit_after_a_lost_answer_is_an_edit_of_what_landed(site: Site, http:
     assert site.jobs() == []
 
 
+def test_a_lost_push_that_lands_late_is_not_done_twice_though_its_file_changes(
+    site: Site, http: HttpRemote
+) -> None:
+    late = http.on_push = Late()
+    save(site, "a")
+    assert_put_off(site, site.run_once(), FailureCode.NETWORK)
+    http.heal()
+    late.land()
+    commit = site.remote_log()[0][0]
+    site.write_post("content/posts/a.md", "a, edited\n")
+    site.command("retry", "a")
+    assert [event["commit"] for event in site.run_once().of("published")] == [commit]
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Start the site"]
+    assert site.git("diff", "--name-only") == "content/posts/a.md"
+    assert site.jobs() == []
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_lost_push_that_lands_late_is_not_done_twice(site: Site, http: HttpRemote, when: str) -> None:
     late = http.on_push = Late()

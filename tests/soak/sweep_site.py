@@ -186,7 +186,7 @@ def leftovers(site: Site) -> list[str]:
     git_dir = site.worktree / ".git"
     names = [str(path.relative_to(git_dir)) for path in git_dir.rglob("*") if path.is_file()]
     marks = (".lock", "tmp_", "fast_import_crash_", "briter/", "refs/briter/")
-    kept = tuple(f"refs/briter/branches/main/{name}" for name in ("fetched", "pushed", "mirror", "unlanded"))
+    kept = tuple(f"refs/briter/branches/main/{name}" for name in ("fetched", "pushed", "mirror"))
     return sorted(
         name
         for name in names
