@@ -196,9 +196,9 @@ class PostWatcher:
             *("--porcelain=v1", "-z", "--no-renames", "--untracked-files=no", "--", *folders),
         ]
         self.repository.git.begin(*status)
-        tracked = self.repository.git.run("--literal-pathspecs", "ls-files", "-z", "--", *folders)
-        different = {*files}.symmetric_difference(os.fsdecode(tracked).split("\0")[:-1])
-        edited = os.fsdecode(self.repository.git.run(*status)).split("\0")[:-1]
+        tracked = self.repository.git.fields("--literal-pathspecs", "ls-files", "-z", "--", *folders)
+        different = {*files}.symmetric_difference(tracked)
+        edited = self.repository.git.fields(*status)
         return different.union(line[3:] for line in edited)
 
     def save(self, paths: Collection[str]) -> Collection[str]:
@@ -278,10 +278,8 @@ class PostWatcher:
         folders = {f"{folder}/" for path in gone for folder in path.parents[:-1]}
         if not folders:
             return set()
-        listed = self.repository.git.run(
-            "--literal-pathspecs", "ls-tree", "-z", "--name-only", self._tip(), "--", *folders
-        )
-        names = (os.path.split(name) for name in os.fsdecode(listed).split("\0"))
+        command = ("--literal-pathspecs", "ls-tree", "-z", "--name-only", self._tip(), "--", *folders)
+        names = map(os.path.split, self.repository.git.fields(*command))
         return {folder for folder, name in names if fnmatch(name, self._page_file)}
 
     def _tip(self) -> str:

@@ -196,7 +196,6 @@ def ask_push(repository: Repository, commit: str, *, expected: str) -> None:
         *("push", "--dry-run", "--porcelain", "--no-verify"),
         f"--force-with-lease={repository.branch_ref}:{expected}",
         *("--", repository.remote, f"{commit}:{repository.branch_ref}"),
-        what="the remote would refuse a push",
     )
 
 

@@ -26,9 +26,9 @@ from briter_worker.git.repository import (
     Entry,
     blob_of,
     move_line,
-    nul_lines,
     read_raw,
 )
+from briter_worker.git.run import nul_lines
 from briter_worker.git.work_tree import WorkTree
 
 if TYPE_CHECKING:
@@ -279,11 +279,10 @@ class _Move:
 
     def _list_files(self, blobs: Mapping[str, str | None]) -> dict[str, _File]:
         bases = {path: base.blob for path, base in self.state.bases.items()} | dict(blobs)
-        out = b""
+        changed, files = list[str](), dict[str, _File]()
         if self.old != self.new:
-            out = self.checkout.git.run(*DIFF_TREE, "--raw", "--no-abbrev", self.old, self.new)
-        files = {}
-        for _, path, before, after in read_raw(out):
+            changed = self.checkout.git.fields(*DIFF_TREE, "--raw", "--no-abbrev", self.old, self.new)
+        for _, path, before, after in read_raw(changed):
             # The index takes no path that git would not write: one such path must not stop the others.
             if is_safe_to_check_out(path):
                 base = None if _is_special(before) else blob_of(before)
@@ -401,8 +400,7 @@ class _Move:
         moves = self.checkout.write_state(self.next_state(_Action.KEEP, _Action.WRITE))
         if self.old != self.new:
             moves.append((self.checkout.repository.branch_ref, self.new, self.old))
-        what = f"{self.checkout.repository.branch} could not be moved"
-        update = self.checkout.git.open("update-ref", "-m", "briter: sync", "--stdin", what=what)
+        update = self.checkout.git.open("update-ref", "-m", "briter: sync", "--stdin")
         try:
             with self.index.locked(), update as command:
                 say = partial(_transact, command)

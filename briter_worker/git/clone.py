@@ -139,7 +139,6 @@ def _clone(repository: Repository, place: Path, url: str, mark: str) -> None:
             *("--no-tags", "--template="),
             *(f"--origin={REMOTE}", f"--branch={repository.branch}", "--upload-pack=git-upload-pack"),
             *("--", url, str(place)),
-            what="the site could not be cloned",
             discover=True,
         )
     except PublishError as failure:

@@ -81,7 +81,7 @@ def write_commits(
     Commits, trees, blobs and the ref are durable when this returns. Raises PublishError.
     """
     names: list[str] = []
-    with git.open(*FAST_IMPORT, what="the commits could not be written") as command:
+    with git.open(*FAST_IMPORT) as command:
         for number, commit in enumerate(commits, start=1):
             if number % _PROGRESS_STEP == 1:
                 progress("commit", number - 1, len(commits))
@@ -97,7 +97,7 @@ def write_commits(
             parent = names[number] = write_commit(
                 git, tree, parent, people=people, message=commit.message, signer=git.signer
             )
-        git.run("update-ref", ref, parent, what="the refs could not be moved")
+        git.run("update-ref", ref, parent)
     progress("commit", len(commits), len(commits))
     return names
 
@@ -132,7 +132,7 @@ def write_commit(
         said += signer.report(git.state_dir) if "failed to sign" in said else ""
         if failure := messages.from_signing(said):
             raise failure
-    raise git.failure("the commit could not be written", said, status)
+    raise git.failure(["commit-tree"], said, status)
 
 
 def read_signature(git: Git, signer: Signer, commit: str) -> str | None:
@@ -173,13 +173,12 @@ def _send_data(send: IO[bytes], data: bytes) -> None:
 
 def read_commits(git: Git, since: str, tip: str, identity: Person) -> list[RemoteCommit]:
     """Return the commits between `since` and `tip`, oldest first. The worker's are those of `identity`."""
-    out = git.run(
+    log = git.fields(
         *("log", "--reverse", "--topo-order", "--no-merges", "--raw", "-z", "--no-renames", "--no-abbrev"),
         *("--encoding=UTF-8", f"--format={COMMIT_MARK}%H%n%cn <%ce>%n%B", f"{since}..{tip}", "--"),
-        what="the remote's new commits could not be read",
     )
     found: dict[str, RemoteCommit] = {}
-    for text, path, old, new in read_raw(out):
+    for text, path, old, new in read_raw(log):
         sha, committer, message = text.split("\n", 2)
         is_own = committer in (str(identity), str(identity.plain()))
         commit = RemoteCommit(sha, is_own, os.fsencode(message).strip(), {})
@@ -195,17 +194,16 @@ def read_changes(
     The lines of each file are counted between `base` and `tip`: a comparison for each commit would read the
     tree again and again. Nothing is known of the lines where several of the commits changed one file.
     """
-    what = "what the commits changed could not be read"
     found = {commit: [*known[commit]] for commit in commits & known.keys()}
     if others := "".join(f"{commit}\n" for commit in commits - known.keys()):
         shown = ("--raw", f"--format={COMMIT_MARK}%H", "--stdin")
         # A commit that a shallow clone lacks is answered with its name alone.
-        for sha, path, _, new in read_raw(git.run(*DIFF_TREE, *shown, stdin=others.encode(), what=what)):
+        for sha, path, _, new in read_raw(git.fields(*DIFF_TREE, *shown, stdin=others.encode())):
             found.setdefault(sha, []).append(FileChange(path, None, None, new is None))
     times = Counter(each.path for changes in found.values() for each in changes)
     lines: dict[str, tuple[int | None, int | None]] = dict.fromkeys(times, (None, None))
     if times and base and git.worktree:  # a cluster's clone has no contents, and would fetch them
-        for row in os.fsdecode(git.run(*COUNT_LINES, base, tip, what=what)).split("\0")[:-1]:
+        for row in git.fields(*COUNT_LINES, base, tip):
             added, removed, path = row.split("\t", 2)
             if added != "-" and times[path] == 1:
                 lines[path] = int(added), int(removed)

@@ -15,14 +15,13 @@ from briter_worker.errors import OS_FIXES, FailureCode, PublishError, os_error_f
 from briter_worker.git.repository import FOLDER, SUBMODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.errors import Failure
     from briter_worker.git.repository import Entry, Repository
 
-_MAX_OPEN = 64
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM})
@@ -35,18 +34,18 @@ Stamp = tuple[int, ...]
 
 
 class Folders:
-    """Folders of one work tree, kept open during a batch. Close it afterwards.
+    """Folders of one work tree. Close it afterwards.
 
     Every method raises PathRefusedError for a link, a special file, a nested repository or a way out.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._open: dict[str, int] = {}
+        self._folder, self._open = "", os.dup(self._root)
 
     def close(self) -> None:
         """Close every folder."""
-        self._close_all()
+        os.close(self._open)
         os.close(self._root)
 
     def open(self, folder: str) -> int:
@@ -54,22 +53,11 @@ class Folders:
 
         Raises FileNotFoundError or NotADirectoryError where there is no such folder.
         """
-        if not folder:
-            return self._root
-        known = self._open.get(folder)
-        if known is not None:
-            return known
-        parent, _, name = folder.rpartition("/")
-        fd = _open_at(self.open(parent), name, OPEN_FOLDER)
-        try:
-            _check_folder(fd, folder)
-        except PathRefusedError:
-            os.close(fd)
-            raise
-        if len(self._open) >= _MAX_OPEN:
-            self._close_all()
-        self._open[folder] = fd
-        return fd
+        if folder != self._folder:
+            found = descend(self._root, folder, _open_folder)
+            os.close(self._open)
+            self._folder, self._open = folder, found
+        return self._open
 
     def status(self, path: str) -> os.stat_result | None:
         """Return the status of what is at the path, a link itself; None where nothing is."""
@@ -116,11 +104,6 @@ class Folders:
                 return status, file.read(status.st_size + 1)
         finally:
             os.close(fd)
-
-    def _close_all(self) -> None:
-        for fd in self._open.values():
-            os.close(fd)
-        self._open.clear()
 
 
 class PlainFiles(Folders):
@@ -318,6 +301,20 @@ def _refusal(path: str, mode: int) -> PathRefusedError:
     return PathRefusedError(path, "it is not a regular file; put a regular file there")
 
 
+def descend(root: int, folder: str, step: Callable[[int, str], int]) -> int:
+    """Open a folder part by part; `step` opens one part."""
+    found = os.dup(root)
+    try:
+        for part in folder.split("/") if folder else ():
+            below = step(found, part)
+            os.close(found)
+            found = below
+    except BaseException:
+        os.close(found)
+        raise
+    return found
+
+
 def _open_at(folder: int, name: str, flags: int) -> int:
     try:
         return os.open(name, flags, dir_fd=folder)
@@ -326,6 +323,16 @@ def _open_at(folder: int, name: str, flags: int) -> int:
         if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise _refusal(name, mode) from None
         raise
+
+
+def _open_folder(above: int, name: str) -> int:
+    fd = _open_at(above, name, OPEN_FOLDER)
+    try:
+        _check_folder(fd, name)
+    except PathRefusedError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _check_folder(fd: int, folder: str) -> None:

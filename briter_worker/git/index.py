@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import FailureCode, PublishError, sync_folder
-from briter_worker.git.repository import Entry, nul_lines
+from briter_worker.git.repository import Entry
 from briter_worker.git.work_tree import stamp
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _POLL_S = 0.01
 _SWITCH_S = 0.2
 """`git switch` writes the index, then HEAD: a younger index may be another branch's already."""
 _FEW_PATHS = 100
-_NOT_WRITTEN = "the index could not be written"
 _Stamp = tuple[int, int, int]
 
 
@@ -61,10 +60,8 @@ class Index:
         """
         few = [f":(top,literal){path}" for path in paths] if len(paths) <= _FEW_PATHS else []
         env = {"GIT_INDEX_FILE": str(self._copy)} if self._copied else {}
-        what = "the index could not be read"
-        out = self._git.run("ls-files", "-z", "-s", "-v", "--", *few, env=env, what=what)
         wanted, found, skipped = set(paths), {}, set()
-        for line in os.fsdecode(out).split("\0")[:-1]:
+        for line in self._git.fields("ls-files", "-z", "-s", "-v", "--", *few, env=env):
             about, _, path = line.partition("\t")
             if path in wanted:
                 tag, mode, blob, stage = about.split(" ")
@@ -123,8 +120,7 @@ class Index:
         """
         if paths:
             env = {"GIT_INDEX_FILE": str(self._copy)}
-            command = ("update-index", "-z", "--skip-worktree", "--stdin")
-            self._git.run(*command, stdin=nul_lines(paths), env=env, what=_NOT_WRITTEN)
+            self._git.fields("update-index", "-z", "--skip-worktree", "--stdin", lines=paths, env=env)
             self.is_changed = True
 
     def check_out(self, paths: Collection[str]) -> Iterator[tuple[str, Path]]:
@@ -132,13 +128,8 @@ class Index:
         if not paths:
             return
         self._contents.mkdir(mode=0o700)
-        out = self._git.run(
-            *(f"--work-tree={self._contents}", "checkout-index", "--temp", "-z", "--stdin"),
-            stdin=nul_lines(paths),
-            env={"GIT_INDEX_FILE": str(self._copy)},
-            what="the remote's files could not be read",
-        )
-        for line in os.fsdecode(out).split("\0")[:-1]:
+        command = (f"--work-tree={self._contents}", "checkout-index", "--temp", "-z", "--stdin")
+        for line in self._git.fields(*command, lines=paths, env={"GIT_INDEX_FILE": str(self._copy)}):
             name, _, path = line.partition("\t")
             yield path, self._contents / name
             (self._contents / name).unlink()
@@ -187,8 +178,7 @@ def set_entries(git: Git, entries: Mapping[str, Entry | None], env: Mapping[str,
         f"{entry.mode} {entry.blob}\t{path}" if entry else f"0 {null}\t{path}"
         for path, entry in sorted(entries.items(), key=lambda item: item[1] is not None)
     )
-    command = ("update-index", "-z", "--add", "--replace", "--index-info")
-    git.run(*command, stdin=nul_lines(lines), env=env, what=_NOT_WRITTEN)
+    git.fields("update-index", "-z", "--add", "--replace", "--index-info", lines=lines, env=env)
 
 
 def hash_files(git: Git, paths: Collection[str], *options: str) -> list[str]:
@@ -198,5 +188,4 @@ def hash_files(git: Git, paths: Collection[str], *options: str) -> list[str]:
     # git unquotes a name as JSON does; a line break in a name would end the line.
     lines = (json.dumps(path, ensure_ascii=False) if '"' in path or "\n" in path else path for path in paths)
     stdin = os.fsencode("".join(f"{line}\n" for line in lines))
-    what = "the site's files could not be read"
-    return git.run("hash-object", *options, "--stdin-paths", stdin=stdin, what=what).decode().splitlines()
+    return git.run("hash-object", *options, "--stdin-paths", stdin=stdin).decode().splitlines()

@@ -196,7 +196,7 @@ class Merge:
         if 0 < status <= _MAX_CONFLICTS or "binary" in error:
             raise _ConflictError
         if status:
-            raise git.failure("two versions of a file could not be merged", error, status)
+            raise git.failure(["merge-file"], error, status)
         if git.worktree is not None and ours.content is not None:  # the base of the author's next edit
             git.run("hash-object", "-w", "--stdin", "--no-filters", stdin=ours.content)
         return merged

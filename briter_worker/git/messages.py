@@ -17,7 +17,7 @@ from briter_worker.errors import OS_FIXES, FailureCode, PublishError
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _C = FailureCode
 _ADDRESS = "check the remote's address: git remote -v, and that its server lets the worker push there"
@@ -169,13 +169,19 @@ _MOVED = "stale info|fetch first|non-fast-forward|incorrect old value|already ex
 _UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
 
 
-def from_git(what_failed: str, text: str) -> PublishError:
+def name_of(command: Sequence[str]) -> str:
+    """Return the name of a git command, given its arguments."""
+    return next(each for each in command if not each.startswith("-") and "=" not in each)
+
+
+def from_git(command: Sequence[str], text: str) -> PublishError:
     """Return the failure that git's text stands for, with the text and the fix."""
     text = _shorten(text)
     here, there = _split_voices(text)
     tables = (_LOCAL_FIRST, here), (_REMOTE, there), (_LOCAL, here)
     code, fix = next((found for each in tables if (found := _find(*each))), (FailureCode.INTERNAL, ""))
-    return PublishError(code, f"{what_failed}: {_essence(text) or 'git printed no reason'}", fix)
+    reason = _essence(text) or "git printed no reason"
+    return PublishError(code, f"git {name_of(command)} failed: {reason}", fix)
 
 
 def from_signing(text: str) -> PublishError | None:

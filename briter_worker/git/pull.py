@@ -161,9 +161,7 @@ class _Rebase:
         command = ("merge-tree", "--write-tree", "-z", "--name-only", "--no-messages")
         status, out, said = self._git.attempt(*command, *sides)
         if status not in (0, 1):
-            raise self._git.failure(
-                f"the local commit {commit.commit[:10]} could not be rebased", said, status
-            )
+            raise self._git.failure(command, said, status)
         merged, *unmerged = os.fsdecode(out).split("\0")[:-1]
         if status:
             raise self._conflict(commit, unmerged)
@@ -190,7 +188,7 @@ class _Rebase:
         on_remote, seen = self._repository.entries(self._tip, bases), set[str]()
         command = ("log", "-z", "--raw", "--no-renames", "--no-abbrev", "--no-merges", "--topo-order")
         local = (f"--format={COMMIT_MARK}%H", self._repository.branch_ref, "--not", self._tip, "--")
-        for commit, path, _, new in read_raw(self._git.run(*command, *local)):  # newest first
+        for commit, path, _, new in read_raw(self._git.fields(*command, *local)):  # newest first
             if path not in bases:
                 continue
             base = bases[path]

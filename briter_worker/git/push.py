@@ -102,9 +102,7 @@ def push_large_files(repository: Repository, ref: str, *, base: str | None, dry_
         # git-lfs skips what a tracking ref has. It cannot fetch the blobs that a blobless clone lacks.
         repository.update_refs((repository.tracking_ref, base, None))
     options = ["--dry-run"] if dry_run else []
-    repository.git.run(
-        *("lfs", "push", *options, repository.remote, ref), what="git-lfs could not upload large files"
-    )
+    repository.git.run(*("lfs", "push", *options, repository.remote, ref))
 
 
 def _result_of(infos: list[PushInfo], text: str) -> bool:
@@ -112,7 +110,7 @@ def _result_of(infos: list[PushInfo], text: str) -> bool:
         return True
     summary = infos[0].summary.strip() if infos else ""
     if not infos or not infos[0].flags & _REFUSED:
-        raise messages.from_git("the push failed", f"{summary}\n{text}")
+        raise messages.from_git(["push"], f"{summary}\n{text}")
     if failure := messages.from_rejection(summary, text):
         raise failure
     return False

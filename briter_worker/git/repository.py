@@ -156,7 +156,7 @@ class Repository:
         """
         places = filter(None, (self.git.git_dir, self.git.worktree))
         if self.git.worktree and {place.stat().st_uid for place in places} != {os.geteuid()}:
-            self.git.run("rev-parse", "--git-dir", discover=True, what="git refused the site's repository")
+            self.git.run("rev-parse", "--git-dir", discover=True)
 
     def check_remote(self) -> None:
         """Raise PublishError unless the remote is configured, with one push address."""
@@ -224,7 +224,7 @@ class Repository:
             return
         stdin = "".join(f"{move_line(move)}\n" for move in moves)
         command = ("update-ref", "-m", "briter: publish", "--stdin")
-        self.git.run(*command, stdin=stdin.encode(), what="the refs could not be moved")
+        self.git.run(*command, stdin=stdin.encode())
 
     def _write_refs(self, moves: Iterable[Move]) -> None:
         for name, new, _ in moves:
@@ -273,9 +273,7 @@ class Repository:
 
     def remote_tip(self) -> str | None:
         """Ask the remote where the branch is; None where it has no such branch."""
-        out = self.git.run(
-            "ls-remote", _UPLOAD, "--", self.remote, self.branch_ref, what="the remote could not be asked"
-        )
+        out = self.git.run("ls-remote", _UPLOAD, "--", self.remote, self.branch_ref)
         lines = (line.partition("\t") for line in out.decode(errors="replace").splitlines())
         return next((sha for sha, _, name in lines if name == self.branch_ref), None)
 
@@ -292,7 +290,7 @@ class Repository:
         if status and "couldn't find remote ref" in said:
             raise self.no_branch_error()
         if status:
-            raise self.git.failure("the remote's commits could not be fetched", said, status)
+            raise self.git.failure(["fetch"], said, status)
 
     def no_branch_error(self) -> PublishError:
         """Return the failure for a remote without the branch."""
@@ -350,9 +348,8 @@ class Repository:
 
     def _list_tree(self, *args: str) -> dict[str, Entry]:
         command = ("--literal-pathspecs", "ls-tree", "-z", "--full-tree")
-        out = self.git.run(*command, *args, what="the commit could not be read")
         found = {}
-        for line in os.fsdecode(out).split("\0")[:-1]:
+        for line in self.git.fields(*command, *args):
             about, _, path = line.partition("\t")
             mode, _, sha = about.split()
             found[path] = Entry(mode, sha)
@@ -366,7 +363,7 @@ class Repository:
         """Return the contents of blobs, in their order. Raises PublishError as `blob` does."""
         stdin = "".join(f"{sha}\n" for sha in shas).encode()
         try:
-            out = self.git.run("cat-file", "--batch", stdin=stdin, what="a blob could not be read")
+            out = self.git.run("cat-file", "--batch", stdin=stdin)
         except PublishError as failure:
             # A blobless clone fetches each blob from the remote, which may not have it.
             if "promisor" in failure.message and (
@@ -426,23 +423,23 @@ class Repository:
             # Keeps every object, whether referred to or not, at the cost of the small packs alone.
             limits = ("-c", "pack.threads=1", "-c", "pack.windowMemory=64m", "-c", "gc.bigPackThreshold=0")
             command = ("repack", "--geometric=2", "-d", "-q", "--no-write-bitmap-index")
-            self.git.run(*limits, *command, what="the small packs could not be merged")
+            self.git.run(*limits, *command)
 
 
-def read_raw(out: bytes) -> Iterator[tuple[str, str, Entry | None, Entry | None]]:
+def read_raw(fields: Iterable[str]) -> Iterator[tuple[str, str, Entry | None, Entry | None]]:
     """Yield path, old and new entry of what git prints with `--raw -z`, after the text of their commit.
 
     That is what the format has behind COMMIT_MARK; empty where there is no format.
     """
-    commit, fields = "", iter(os.fsdecode(out).split("\0"))
-    for each in fields:
+    commit, rest = "", iter(fields)
+    for each in rest:
         text = each.lstrip("\n")
         if text.startswith(COMMIT_MARK):
             commit = text[1:]
         elif text:
             old_mode, new_mode, old_blob, new_blob, _ = text[1:].split(" ")
             old = Entry(old_mode, old_blob) if old_mode.strip("0") else None
-            yield commit, next(fields), old, Entry(new_mode, new_blob) if new_mode.strip("0") else None
+            yield commit, next(rest), old, Entry(new_mode, new_blob) if new_mode.strip("0") else None
 
 
 def move_line(move: Move) -> str:
@@ -456,11 +453,6 @@ def name_some(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}"
-
-
-def nul_lines(lines: Iterable[str]) -> bytes:
-    """Return the lines as git reads them with `-z`."""
-    return os.fsencode("".join(f"{line}\0" for line in lines))
 
 
 def quote_path(path: str) -> bytes:

@@ -36,7 +36,7 @@ from briter_worker.git.configuration import Configuration, conceal_secrets, norm
 from briter_worker.git.environment import Surroundings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from briter_worker.git.configuration import Setting
 
@@ -134,13 +134,10 @@ class Git(Surroundings):
         """Return git's configuration here, in the order in which later settings win."""
         if self.configuration is None:
             self._environment = self.variables(())
-            out = self.run(
-                *("config", "--null", "--list", "--show-origin"),
-                what="git's configuration cannot be read",
-                discover=not self._place.exists(),  # a clone that is about to be made
-            )
+            is_new = not self._place.exists()  # a clone that is about to be made
+            listed = self.run("config", "--null", "--list", "--show-origin", discover=is_new)
             self._environment = None
-            self.configuration = Configuration(out, self._place)
+            self.configuration = Configuration(listed, self._place)
             conceal_secrets(self.configuration.settings)
         return self.configuration.settings
 
@@ -192,17 +189,27 @@ class Git(Surroundings):
         stdin: bytes = b"",
         ok: Collection[int] = (0,),
         env: Mapping[str, str] = _NO_ENVIRONMENT,
-        what: str = "",
         discover: bool = False,
     ) -> bytes:
         """Return git's standard output. Raises PublishError when it exits with a status that is not `ok`.
 
-        `what` says what failed. `discover`: git looks for the repository itself, and checks its owner.
+        `discover`: git looks for the repository itself, and checks its owner.
         """
         status, out, err = self.attempt(*args, stdin=stdin, env=env, discover=discover)
         if status not in ok:
-            raise self.failure(what or f"git {args[0]} failed", err, status)
+            raise self.failure(args, err, status)
         return out
+
+    def fields(
+        self,
+        *args: str,
+        lines: Iterable[str] = (),
+        stdin: bytes = b"",
+        ok: Collection[int] = (0,),
+        env: Mapping[str, str] = _NO_ENVIRONMENT,
+    ) -> list[str]:
+        """Return what a command with `-z` prints, given the lines that it reads as such a one."""
+        return os.fsdecode(self.run(*args, stdin=stdin or nul_lines(lines), ok=ok, env=env)).split("\0")[:-1]
 
     def attempt(
         self, *args: str, stdin: bytes = b"", env: Mapping[str, str] = _NO_ENVIRONMENT, discover: bool = False
@@ -248,7 +255,7 @@ class Git(Surroundings):
             self._finish(command)
 
     @contextmanager
-    def open(self, *args: str, env: Mapping[str, str] = _NO_ENVIRONMENT, what: str = "") -> Iterator[Command]:
+    def open(self, *args: str, env: Mapping[str, str] = _NO_ENVIRONMENT) -> Iterator[Command]:
         """Start git for a conversation through its pipes, within one deadline; end it on leaving.
 
         An exit status other than 0 raises PublishError with git's words, also in place of the broken pipe or
@@ -268,11 +275,11 @@ class Git(Surroundings):
                 raise
             said = command.read_output()[1]
         if failed or command.process.returncode:
-            raise self.failure(what or f"git {args[0]} failed", said, command.process.returncode) from failed
+            raise self.failure(args, said, command.process.returncode) from failed
 
-    def failure(self, what: str, said: str, status: int) -> PublishError:
+    def failure(self, args: Sequence[str], said: str, status: int) -> PublishError:
         """Return what a failed command's text means."""
-        failure = messages.from_git(what, said or messages.status_text(status))
+        failure = messages.from_git(args, said or messages.status_text(status))
         self.failures.add(failure.code)
         return failure
 
@@ -340,7 +347,7 @@ class Git(Surroundings):
             raise PublishError(FailureCode.GIT_MISSING, "git was not found", fix) from error
         except OSError as error:
             raise PublishError.from_os("git could not be started", error) from error
-        command = Command(process, args[0], self.timeout)
+        command = Command(process, messages.name_of(args), self.timeout)
         self._active.append(command)
         if self._aborted.is_set():  # since the check above: `abort` may have missed this process
             command.end()
@@ -394,6 +401,11 @@ class _GitPython(GitPythonCommand):
     def execute(self, command: Sequence[str], *_: Any, **_options: Any) -> Any:  # noqa: ANN401
         """Run the command; only the push goes this way."""
         return GitPythonCommand.AutoInterrupt(self._home.execute(command[1:]), list(command))
+
+
+def nul_lines(lines: Iterable[str]) -> bytes:
+    """Return the lines as git reads them with `-z`."""
+    return os.fsencode("".join(f"{line}\0" for line in lines))
 
 
 def _make_folder(folder: Path) -> Path:

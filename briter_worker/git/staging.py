@@ -29,7 +29,8 @@ from briter_worker.git.folders import (
 )
 from briter_worker.git.index import hash_files, set_entries
 from briter_worker.git.merge import Base, Edit, Merge
-from briter_worker.git.repository import FOLDER, SUBMODULE, Entry, Repository, nul_lines
+from briter_worker.git.repository import FOLDER, SUBMODULE, Entry, Repository
+from briter_worker.git.run import nul_lines
 from briter_worker.ports import blob_id
 
 if TYPE_CHECKING:
@@ -255,10 +256,7 @@ class _Batch:
             self._filtered.update(paths)
         if not self._has_attributes:
             return
-        out = self._git.run(
-            *_CHECK_ATTRIBUTES, stdin=nul_lines(paths), what=".gitattributes could not be read"
-        )
-        fields = os.fsdecode(out).split("\0")[:-1]
+        fields = self._git.fields(*_CHECK_ATTRIBUTES, lines=paths)
         for path, attribute, value in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
             if value not in ("unspecified", "unset"):
                 self._filtered.add(path)
@@ -304,14 +302,8 @@ class _Batch:
             env = {"GIT_INDEX_FILE": f"{folder}/index"}
             files = {path: entry for path, entry in known.items() if entry.mode not in (FOLDER, SUBMODULE)}
             set_entries(self._git, files, env)
-            self._git.run(
-                *("update-index", "--add", "--replace", "-z", "--stdin"),
-                stdin=nul_lines(paths),
-                env=env,
-                what=f"git could not read {paths[0]}",
-            )
-            out = self._git.run("ls-files", "--stage", "-z", env=env)
-        listed = (line.partition("\t") for line in os.fsdecode(out).split("\0") if line)
+            self._git.fields("update-index", "--add", "--replace", "-z", "--stdin", lines=paths, env=env)
+            listed = [line.partition("\t") for line in self._git.fields("ls-files", "--stage", "-z", env=env)]
         found = {path: about.split()[1] for about, _, path in listed}
         return {path: found[path] for path in paths}
 
@@ -378,8 +370,7 @@ def ignored_paths(git: Git, paths: Collection[str]) -> set[str]:
     if not paths or not _has_rules(git, paths, ".gitignore"):
         return set()
     # Without the index: git stops at the first path that is in a submodule there.
-    out = git.run("check-ignore", "--no-index", "-z", "--stdin", stdin=nul_lines(paths), ok=(0, 1))
-    return set(os.fsdecode(out).split("\0")[:-1])
+    return {*git.fields("check-ignore", "--no-index", "-z", "--stdin", lines=paths, ok=(0, 1))}
 
 
 def _has_rules(git: Git, paths: Iterable[str], name: str) -> bool:
@@ -394,5 +385,5 @@ def sparse_paths(git: Git, paths: Collection[str]) -> set[str]:
     """Return what the index has at and below the paths, and the work tree deliberately has not."""
     if not paths:
         return set()
-    listed = git.run("--literal-pathspecs", "ls-files", "-z", "-t", "--", *paths)
-    return {os.fsdecode(line[2:]) for line in listed.split(b"\0") if line.startswith(b"S ")}
+    listed = git.fields("--literal-pathspecs", "ls-files", "-z", "-t", "--", *paths)
+    return {line[2:] for line in listed if line.startswith("S ")}

@@ -17,7 +17,7 @@ import filelock
 from briter_worker.allowlist import PathRefusedError
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.git.index import hash_files
-from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, blob_of, name_some
+from briter_worker.git.repository import DIFF_TREE, FOLDER, LINK, SUBMODULE, blob_of, name_some, read_raw
 from briter_worker.git.work_tree import WorkTree
 from briter_worker.job import quoted
 
@@ -60,8 +60,8 @@ def difference(repository: Repository, commit: str) -> str:
 def differences(repository: Repository, commit: str) -> list[FileDifference]:
     """Return what a publication changed, by words, of its first files. Raises as `difference`."""
     _check_published(repository, commit)
-    raw = os.fsdecode(_diff(repository, commit, "--raw", "-r", "-z", "--no-abbrev")).split("\0")
-    blobs = {path: entry.split()[2:4] for entry, path in zip(raw[::2], raw[1::2], strict=False)}
+    raw = repository.git.fields(*DIFF_TREE, "--raw", "--no-commit-id", "--no-abbrev", commit)
+    blobs = {path: (blob_of(old), blob_of(new)) for _, path, old, new in read_raw(raw)}
     shown = list(blobs)[:_SHOWN]
     if not shown:
         return []
@@ -102,8 +102,7 @@ def _diff(repository: Repository, commit: str, *options: str, paths: Sequence[st
     if paths:  # for a page: of larger files the sizes are enough
         command += ["-c", "core.bigFileThreshold=256k"]
     plain = ("--no-commit-id", "--no-ext-diff", "--no-textconv")
-    what = "the differences could not be read"
-    return repository.git.run(*command, "diff-tree", *plain, *options, commit, "--", *paths, what=what)
+    return repository.git.run(*command, "diff-tree", *plain, *options, commit, "--", *paths)
 
 
 @contextmanager
@@ -192,9 +191,8 @@ def _changed_paths(repository: Repository, commits: Sequence[str], goal: str) ->
     """Return the paths that the last publication changed, and those of earlier ones since `goal`."""
     since = set(repository.git.run("rev-list", f"{goal}..{commits[0]}", "--").decode().split())
     stdin = "".join(f"{each}\n" for each in commits if each in since or each == commits[0])
-    command = ("diff-tree", "--stdin", "-r", "-z", "--name-only", "--no-renames", "--no-commit-id")
-    out = repository.git.run(*command, stdin=stdin.encode())
-    return sorted({*os.fsdecode(out).split("\0")} - {""})
+    command = (*DIFF_TREE, "--stdin", "--name-only", "--no-commit-id")
+    return sorted({*repository.git.fields(*command, stdin=stdin.encode())})
 
 
 def _versions(repository: Repository, commit: str, paths: Collection[str]) -> _Versions:
@@ -244,7 +242,7 @@ def _write(git: Git, work_tree: WorkTree, files: _Versions, stats: _Stats, done:
         if entry is None:
             continue
         command = ("cat-file", "--filters", f"--path={path}", entry.blob)
-        content = io.BytesIO(git.run(*command, what=f"{path} could not be read"))
+        content = io.BytesIO(git.run(*command))
         is_executable = entry.mode == "100755"
         copies[path] = work_tree.copy_beside(path, content, executable=is_executable, like=stats[path])
     for path in sorted(files, key=lambda path: path in copies):

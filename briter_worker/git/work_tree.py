@@ -16,9 +16,10 @@ import shutil
 import signal
 import stat
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
-from briter_worker.git.folders import OPEN_FILE, OPEN_FOLDER
+from briter_worker.git.folders import OPEN_FILE, OPEN_FOLDER, descend
 from briter_worker.ports import blob_hash
 
 if TYPE_CHECKING:
@@ -191,13 +192,9 @@ class WorkTree:
     @contextmanager
     def _parent(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         """Open the path's folder part by part; yield its descriptor, and the path's last part."""
-        *parts, name = path.split("/")
-        folder = os.dup(self._root)
+        above, _, name = path.rpartition("/")
+        folder = descend(self._root, above, partial(_open_folder, make=make))
         try:
-            for part in parts:
-                below = _open_folder(folder, part, make=make)
-                os.close(folder)
-                folder = below
             yield folder, name
         finally:
             os.close(folder)

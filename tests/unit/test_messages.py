@@ -125,7 +125,7 @@ WORDS = read_cases(r"""
 
 @pytest.mark.parametrize(("word", "text"), [*WORDS, (F.INTERNAL, "")])
 def test_gits_words_have_a_meaning(word: FailureCode, text: str) -> None:
-    failure = messages.from_git("it failed", text)
+    failure = messages.from_git(["gc"], text)
     assert failure.code is word, failure.message
     assert bool(failure.fix) is (word is not F.INTERNAL)
 
@@ -148,7 +148,7 @@ def test_gits_words_have_a_meaning(word: FailureCode, text: str) -> None:
 )
 def test_a_name_in_the_message_means_nothing(name: str, frame: str) -> None:
     text = frame.format(name.replace(" ", "-") if "'" not in frame + name else name)
-    assert messages.from_git("it failed", text).code is F.INTERNAL
+    assert messages.from_git(["gc"], text).code is F.INTERNAL
 
 
 REFUSALS = read_cases(r"""
@@ -265,7 +265,7 @@ def test_a_refusal_says_whether_the_remote_has_moved(summary: str, text: str, mo
 def test_a_megabyte_of_words_is_read_at_once(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
     began = time.process_time()
-    messages.from_git("x", text)
+    messages.from_git(["gc"], text)
     messages.from_rejection("y", text)
     assert time.process_time() - began < 1.0
 
@@ -274,7 +274,7 @@ def test_a_megabyte_of_words_is_read_at_once(piece: str) -> None:
 def test_no_half_of_a_secret_is_shown_where_words_are_cut(pad: int) -> None:
     secret = "https://u:s3cr3tcanary@h/x "  # noqa: S105 - it opens nothing
     for text in ("remote: " + "x " * (pad // 2) + "y" * (pad % 2) + secret * 2000, secret * 2000 + "z" * pad):
-        assert "s3cr" not in messages.from_git("it failed", text).message
+        assert "s3cr" not in messages.from_git(["gc"], text).message
         assert "s3cr" not in str(messages.from_rejection("[remote rejected] (hook declined)", text))
 
 
