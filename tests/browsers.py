@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from requirements import provide
 from briter_worker.web.security import COOKIE
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
 
     from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page
@@ -150,18 +148,6 @@ class Running:
 
 
 @contextmanager
-def working(site: Site, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the site's worker; read its log, so that the pipe never fills."""
-    with site.running("run", **env) as worker, ExitStack() as stack:
-        assert worker.stdout is not None
-        thread = threading.Thread(target=worker.stdout.read, daemon=True)
-        thread.start()
-        stack.callback(thread.join)
-        stack.callback(worker.kill)
-        yield worker
-
-
-@contextmanager
 def open_site(site: Site, *, before: Callable[[Running], None] | None = None) -> Iterator[Running]:
     """Run a dashboard and a worker for the site; call `before` before the worker starts."""
     site.hook(HOOK)
@@ -169,7 +155,7 @@ def open_site(site: Site, *, before: Callable[[Running], None] | None = None) ->
         running = Running(site, dashboard)
         if before is not None:
             before(running)
-        with working(site):
+        with site.running_to(site.root / "worker.log"):
             yield running
 
 

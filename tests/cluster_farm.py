@@ -18,8 +18,6 @@ from briter_worker.cluster.submit import enqueue
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
-    import signal
-
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
 
@@ -65,10 +63,6 @@ class Farm:
 
     def remote(self, name: str) -> Path:
         return self.site(name).remote
-
-    def hook(self, name: str, script: str) -> None:
-        """Have the remote run this script at every push."""
-        self.site(name).hook(script)
 
     def save(self, name: str, slug: str, text: str | None = None, **extra: Any) -> None:  # noqa: ANN401 - enqueue's
         """The site's CMS saves a post."""
@@ -133,9 +127,6 @@ class Running:
 
     def text(self) -> str:
         return self._output.read_text()
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
 
     def end(self) -> None:
         if self.process.poll() is None:

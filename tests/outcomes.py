@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from remotes import left_over
+from sites import eventually
 
 from briter_worker.errors import FailureClass, FailureCode
 
@@ -110,8 +111,7 @@ def assert_waits_until_it_passes(
     reason = assert_dead_letter(site, result, failure)
     assert failure.failure_class is FailureClass.ENVIRONMENT
     assert fix in site.job("a")["fix"]
-    left = left_over(site.worktree)
-    assert not left, left
+    eventually(lambda: not left_over(site.worktree))
     assert site.git("for-each-ref", "refs/heads") == before, "the branch moves after the push, only"
     passes()
     save(site, "b")

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -249,8 +250,9 @@ def _account() -> list[str]:
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
+    """Return a port on which nobody listens, of those that the kernel gives to no connection by itself."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port

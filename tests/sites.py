@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import forks
-import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
 PREFIX = "[briter-worker] "
 PERSON = ("-c", "user.name=A Person", "-c", "user.email=person@example.org")
@@ -62,6 +62,28 @@ class Result:
     def of(self, event: str) -> list[dict[str, Any]]:
         """The log lines of one event."""
         return [entry for entry in self.events if entry["event"] == event]
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A hook of the remote in which pushes wait."""
+
+    hook: Path
+    began: Path
+    end: Path
+
+    def wait(self) -> None:
+        """Wait until a push has begun."""
+        eventually(self.began.exists)
+
+    def release(self) -> None:
+        """Let it go on, and all that come later."""
+        self.end.touch()
+
+    def remove(self) -> None:
+        """Let it go on; later pushes meet no hook."""
+        self.hook.unlink()
+        self.release()
 
 
 @dataclass(frozen=True)
@@ -158,6 +180,14 @@ class Site:
         """Have the remote run this script at every push."""
         return program(self.remote / "hooks" / name, text)
 
+    def hold_push(self, then: str = "", name: str = "pre-receive") -> Hold:
+        """Have each push wait in a hook, which goes on with `then` once it is released."""
+        began, end = self.root / f"{name}-began", self.root / f"{name}-end"
+        for file in (began, end):
+            file.unlink(missing_ok=True)
+        wait = f"timeout 100 sh -c 'until [ -e {end} ]; do sleep 0.02; done'"
+        return Hold(self.hook(f"touch {began}\n{wait}\n{then}", name), began, end)
+
     def save_post(self, slug: str, text: str, **keys: object) -> Path:
         """Write a post of one file, and a job for it."""
         path = f"content/posts/{slug}.md"
@@ -178,7 +208,11 @@ class Site:
 
     def jobs(self) -> list[dict[str, Any]]:
         """What waits or is dead-lettered in the queue folder, by file name."""
-        return [json.loads(file.read_bytes()) for file in sorted(self.queue.glob("[!.]*.json"))]
+        found = []
+        for file in sorted(self.queue.glob("[!.]*.json")):
+            with suppress(FileNotFoundError):  # a worker has claimed it meanwhile
+                found.append(json.loads(file.read_bytes()))
+        return found
 
     def job(self, slug: str) -> dict[str, Any]:
         """The one job of a slug."""
@@ -207,23 +241,36 @@ class Site:
         """Drain what is due, live unless `env` says otherwise; perhaps started by another program."""
         return self.command("run", "--once", prefix=prefix, **env)
 
+    def running(self, *args: str, **env: str) -> AbstractContextManager[subprocess.Popen[str]]:
+        """`python -m briter_worker run` (or `args`) in a session of its own, read by `lines_of`."""
+        return self.running_to(None, *args, **env)
+
     @contextmanager
-    def running(self, *args: str, **env: str) -> Iterator[subprocess.Popen[str]]:
-        """`python -m briter_worker run` (or `args`) in a session of its own; it is gone on leaving."""
-        with subprocess.Popen(
-            [sys.executable, "-m", "briter_worker", *(args or ("run",))],
-            cwd=self.root,
-            env=self.environment(**env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        ) as worker:
+    def running_to(self, log: Path | None, /, *args: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+        """As `running`, but it prints to a file. On leaving, it is gone, and the next one gets the lock."""
+        with (
+            log.open("w") if log else nullcontext() as out,
+            subprocess.Popen(
+                [sys.executable, "-m", "briter_worker", *(args or ("run",))],
+                cwd=self.root,
+                env=self.environment(**env),
+                stdout=out or subprocess.PIPE,
+                stderr=out or subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            ) as worker,
+        ):
             try:
                 yield worker
             finally:
                 worker.kill()
                 worker.communicate()
+        self.wait_for_lock()
+
+    def wait_for_lock(self) -> None:
+        """Wait until no process holds the lock: what a killed worker has started may outlive it."""
+        lock = self.storage / "worker.lock"
+        eventually(lambda: not lock.is_file() or is_free(lock))
 
     def remote_log(self, branch: str = "main") -> list[tuple[str, str]]:
         """(commit, subject) of everything on the remote's branch, newest first."""
@@ -263,12 +310,6 @@ def program(file: Path, text: str) -> Path:
     file.write_text(f"#!/bin/sh\n{text}\n")
     file.chmod(0o755)
     return file
-
-
-def children() -> list[psutil.Process]:
-    """Return the processes that this one started, without the Postgres of other tests."""
-    found = psutil.Process().children(recursive=True)
-    return [each for each in found if each.name() != "postgres" and each.pid != forks.forks().process.pid]
 
 
 def eventually(condition: Callable[[], object], *, within: float = 45.0, pause: float = 0.02) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from browsers import Running, Visitor, follows, visiting
 from dashboards import TOKEN, serving
 from playwright.sync_api import expect
+from postgres import free_port
 from sites import Site, eventually
 
 if TYPE_CHECKING:
@@ -234,14 +235,15 @@ def test_an_open_page_of_a_restarted_dashboard_asks_to_sign_in_again(
     browser: Browser, tmp_path: Path
 ) -> None:
     site = Site.make(tmp_path)
-    with serving(site) as first, visiting(browser, first) as visitor:
+    port = str(free_port())
+    with serving(site, BRITER_DASHBOARD_PORT=port) as first, visiting(browser, first) as visitor:
         page = visitor.page
         page.goto("/failed")
         follows(page)
         first.process.kill()
         first.process.wait()
         expect(page.locator("#live-word")).to_have_text("not connected")
-        with serving(site, BRITER_DASHBOARD_PORT=str(first.port)):
+        with serving(site, BRITER_DASHBOARD_PORT=port):
             expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
             page.get_by_label("Token").fill(TOKEN)
             page.get_by_role("button", name="Sign in").click()

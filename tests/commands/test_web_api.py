@@ -333,7 +333,7 @@ def test_the_dashboard_ends_at_once_also_with_readers(dashboard: Dashboard, numb
         dashboard.process.send_signal(number)
         with suppress(httpx.RemoteProtocolError):  # cut off between two chunks
             assert list(stream) == []
-        assert dashboard.process.wait(10) == 0
-        assert time.monotonic() - began < 5
+        assert dashboard.process.wait(60) == 0
+        assert time.monotonic() - began < 20, "a stream has no end of its own"
     assert dashboard.process.stderr is not None
     assert dashboard.process.stderr.read() == ""

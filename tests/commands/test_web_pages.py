@@ -151,6 +151,7 @@ def test_every_page_says_why_no_post_can_be_published(site: Site, dashboard: Das
         assert page.count("Publishing is paused. <b>Elections</b>.") == 1, path
     dashboard.act("resume")
     site.run_once()
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["pending"] == 0)
     for path in pages:
         page = text_of(dashboard.page.get(path).text)
         assert "no worker is running" not in page

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from mirror_worker import POST, MirrorWorker, text
 from outcomes import assert_published, assert_put_off, assert_sound, save
+from remotes import left_over
 from sites import PERSON, eventually, program
 
 from briter_worker.errors import FailureCode
@@ -272,7 +273,9 @@ def killed_at(site: Site, step: int, tip: str, blobs: dict[str, str | None], *, 
         finally:
             sys.setprofile(None)
             os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    status = os.waitpid(child, 0)[1]
+    eventually(lambda: not left_over(site.worktree))  # a git that ends removes its locks
+    return os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -6,15 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from outcomes import save
-from remotes import HOST, Exchange, http_remote, stalls
-from sites import children, eventually, program
+from remotes import HOST, Exchange, http_remote, left_over
+from sites import eventually, program
 
 from briter_worker.errors import FailureCode, PublishError
 from briter_worker.git.run import Git
@@ -37,22 +36,14 @@ def strays(tmp_path: Path) -> Iterator[Path]:
             os.kill(int(pid), signal.SIGKILL)
 
 
-@pytest.fixture
-def git(site: Site) -> Iterator[Git]:
-    opened = Git(site.worktree, remote="origin", timeout=30)
-    yield opened
-    opened.close()
-    assert children() == []
-
-
 def test_a_command_that_hangs_is_ended_at_its_deadline_with_all_that_it_started(site: Site) -> None:
-    short = Git(site.worktree, remote="origin", timeout=0.5)
+    short = Git(site.worktree, remote="origin", timeout=2)
     site.git("config", "alias.hang", "!sleep 60 | sleep 60")
-    with pytest.raises(PublishError, match=r"git hang did not end within 0.5 s") as hung:
+    with pytest.raises(PublishError, match=r"git hang did not end within 2 s") as hung:
         short.run("hang")
     assert hung.value.code is FailureCode.TIMEOUT
     assert short.run("rev-parse", "HEAD"), "those that come after work"
-    assert children() == []
+    assert left_over(site.worktree) == []
 
 
 def test_a_remote_that_talks_without_end_is_ended_at_the_deadline_and_little_of_it_is_kept(
@@ -72,7 +63,7 @@ def test_a_remote_that_talks_without_end_is_ended_at_the_deadline_and_little_of_
 def test_a_push_that_landed_though_the_remote_fell_silent_is_published(site: Site) -> None:
     site.hook("exec sleep 30", "post-receive")
     site.save_post("a", "A\n")
-    result = site.run_once(BRITER_GIT_TIMEOUT_MS="1500")
+    result = site.run_once(BRITER_GIT_TIMEOUT_MS="4000")
     assert result.of("published"), result.stdout
     assert site.jobs() == []
     assert result.of("published")[0]["commit"] == site.remote_log()[0][0]
@@ -85,7 +76,7 @@ def test_git_gets_sigterm_when_the_worker_dies(site: Site) -> None:
     with subprocess.Popen([sys.executable, "-c", program_text]) as worker:
         eventually(lambda: pid.exists() and pid.read_text())
         worker.kill()
-    eventually(lambda: not psutil.pid_exists(int(pid.read_text())), within=5)
+    eventually(lambda: not psutil.pid_exists(int(pid.read_text())))
 
 
 DAEMON = "setsid sleep 60 </dev/null >/dev/null 2>&1 & echo $! >> {strays}\n"
@@ -95,12 +86,11 @@ def test_a_daemon_of_a_credential_helper_does_not_keep_the_next_worker_out(site:
     marks = site.root / "asked"
     text = DAEMON.format(strays=strays) + f'echo "$1" >> {marks}; echo username=u; echo password=p\n'
     helper = program(site.root / "helper", text)
-    asked_with_password = threading.Event()
 
     def demand(exchange: Exchange) -> None:
         if "Authorization" in exchange.handler.headers:
-            asked_with_password.set()
-            stalls(exchange)
+            worker.kill()
+            exchange.hang_up()
         else:
             exchange.reply(401, headers={"WWW-Authenticate": 'Basic realm="x"'})
 
@@ -110,34 +100,14 @@ def test_a_daemon_of_a_credential_helper_does_not_keep_the_next_worker_out(site:
         site.git("config", f"credential.http://{HOST}:{server.port}.helper", f'!f() {{ {helper} "$@"; }}; f')
         site.git("remote", "set-url", "origin", server.url(site.remote))
         site.save_post("a", "A\n")
-        with site.running(BRITER_WORKER_POLL_INTERVAL_MS="100") as worker:
-            eventually(asked_with_password.is_set)
-            worker.kill()
-            worker.wait()
+        with site.running() as worker:
+            worker.wait(60)
     assert "get" in marks.read_text()
     site.git("remote", "set-url", "origin", there)
-
-    def others_alive() -> list[psutil.Process]:
-        return [p for p in psutil.process_iter() if _is_gits(p) and _is_in(p, site.worktree)]
-
-    eventually(lambda: not others_alive())
     assert psutil.pid_exists(int(strays.read_text().split()[0])), "the daemon is there"
     names = site.run_once(BRITER_WORKER_BACKOFF_MS="0").names()
     assert "worker-skipped" not in names
     assert "published" in names
-
-
-def _is_gits(process: psutil.Process) -> bool:
-    try:
-        return process.name().startswith("git")
-    except psutil.NoSuchProcess:  # of another test, which ends as this one looks
-        return False
-
-
-def _is_in(process: psutil.Process, folder: Path) -> bool:
-    with suppress(psutil.Error):
-        return process.cwd().startswith(str(folder))
-    return False
 
 
 def test_a_daemon_of_a_remotes_hook_does_not_keep_the_next_worker_out(site: Site, strays: Path) -> None:
@@ -148,7 +118,7 @@ def test_a_daemon_of_a_remotes_hook_does_not_keep_the_next_worker_out(site: Site
         worker.kill()
         worker.wait()
     save(site, "b")
-    eventually(lambda: "worker-skipped" not in site.run_once().names(), within=15)
+    assert "worker-skipped" not in site.run_once().names()
     assert psutil.pid_exists(int(strays.read_text().split()[0])), "the daemon is there"
     assert site.remote_file("content/posts/b.md") == "b\n"
 

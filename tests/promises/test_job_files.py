@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from outcomes import assert_published, save
-from sites import eventually, lines_of
+from sites import lines_of
 
 from briter_worker.errors import FailureClass, FailureCode
 
@@ -148,14 +148,12 @@ def test_a_torn_file_that_is_younger_than_two_seconds_is_left_to_its_writer(site
 @contextmanager
 def push_held(site: Site, *, refuse: bool = False) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     """A post's push waits in the remote's hook; the function lets it go and returns the whole log."""
-    begun, go = site.root / "begun", site.root / "go"
-    wait = f"touch {begun}\nwhile [ ! -e {go} ]; do sleep 0.02; done"
-    site.hook(f"[ -e {begun} ] && exit 0\n{wait}\nexit {int(refuse)}")
+    push = site.hold_push(f"rm $0; exit {int(refuse)}")
     with site.running("run", "--once") as worker:
-        eventually(begun.exists)
+        push.wait()
 
         def let_go() -> list[dict[str, Any]]:
-            go.touch()
+            push.release()
             events = list(lines_of(worker))
             worker.wait(60)
             return events

@@ -43,7 +43,6 @@ from soak.sweep_site import (
     make_template,
     problems,
     tidy_later,
-    wait_for_lock,
 )
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class Lab:
         with self._copy(moved=moved) as (site, tracer, settle):
             process = tracer.start("run", "--once", env=site.environment())
             out, err = process.communicate(timeout=120)
-            wait_for_lock(site)
+            site.wait_for_lock()
             settle()
             wrong = [*problems(site, moved=moved), *leftovers(site)]
             assert process.returncode == 0 and not wrong, f"no fault, and yet: {wrong}\n{out}{err}"  # noqa: PT018
@@ -157,7 +156,7 @@ class Lab:
 
     def _examine(self, case: Case, site: Site, tracer: Tracer, settle: Callable[[], None]) -> Verdict:
         out, err = _strike(case, site, tracer)
-        wait_for_lock(site)
+        site.wait_for_lock()
         verdict = Verdict(reached=tracer.reached(case.call, case.fault))
         if not verdict.reached:
             return verdict

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sites import Site, eventually
+from sites import Site
 
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
@@ -91,22 +90,6 @@ def copy_of(template: Site, root: Path, address: str) -> Site:
     config = site.worktree / ".git" / "config"
     config.write_text(config.read_text().replace(_NOWHERE, f"{address}/{root.name}/remote.git"))
     return site
-
-
-def wait_for_lock(site: Site) -> None:
-    """Until no process holds the site's lock: one that outlives its worker keeps the next one out."""
-
-    def is_free() -> bool:
-        with lock.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            return True
-
-    lock = site.storage / "worker.lock"
-    if lock.exists():
-        eventually(is_free, within=30)
 
 
 def is_settled(site: Site) -> bool:

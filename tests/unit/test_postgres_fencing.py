@@ -149,8 +149,8 @@ def test_a_worker_suspended_in_a_transaction_does_not_keep_the_site(database_url
 
         def sleep() -> None:
             with locked(sleeper, "site", token) as connection:
-                connection.execute("DELETE FROM publications")
                 began = time.monotonic()
+                connection.execute("DELETE FROM publications")
                 take(database)  # waits until the server ends the sleeper's session
                 assert time.monotonic() - began > 0.2
 
