@@ -9,6 +9,7 @@ import base64
 import os
 import socket
 import socketserver
+import ssl
 import subprocess
 import threading
 from contextlib import contextmanager, suppress
@@ -202,9 +203,11 @@ class Exchange:
 
     handler: BaseHTTPRequestHandler
     body: bytes
-    folder: Path
     over: threading.Event
-    env: Mapping[str, str]
+    """Set when the server ends."""
+    folder: Path = Path()
+    """Where git's own server finds repositories."""
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def service(self) -> str:
@@ -354,37 +357,53 @@ class HttpRemote:
 
 
 @contextmanager
-def http_remote(folder: Path) -> Iterator[HttpRemote]:
-    """`git http-backend` over the repositories in `folder`, behind a server that can be told to fail."""
-    remote = HttpRemote(folder)
+def http_server(behave: Callable[[Exchange], None], certificate: Path | None = None) -> Iterator[int]:
+    """A server on loopback, by TLS with a certificate; yields its port."""
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def _do(self) -> None:
-            exchange = Exchange(self, _body(self), folder, over, remote.env)
-            remote.asked.append(f"{self.command} {exchange.service}")
-            behave = remote.on_push if exchange.is_push and remote.on_push else remote.behaviour
-            with suppress(BrokenPipeError, ConnectionResetError):
-                behave(exchange)
+            with suppress(OSError):  # the client has had enough
+                behave(Exchange(self, _body(self), over))
 
         do_GET = do_POST = _do  # noqa: N815 - names that http.server looks for
 
         def log_message(self, *_: object) -> None:
             """Nothing to the test's output."""
 
-    with ThreadingHTTPServer((HOST, 0), Handler) as server:
-        server.daemon_threads = True
-        remote.port = server.server_port
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 64
+
+    with Server((HOST, 0), Handler) as server:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
-            yield remote
+            yield server.server_port
         finally:
             over.set()
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def http_remote(folder: Path) -> Iterator[HttpRemote]:
+    """`git http-backend` over the repositories in `folder`, behind a server that can be told to fail."""
+    remote = HttpRemote(folder)
+
+    def behave(exchange: Exchange) -> None:
+        exchange.folder, exchange.env = folder, remote.env
+        remote.asked.append(f"{exchange.handler.command} {exchange.service}")
+        (remote.on_push if exchange.is_push and remote.on_push else remote.behaviour)(exchange)
+
+    with http_server(behave) as remote.port:
+        yield remote
 
 
 def _body(handler: BaseHTTPRequestHandler) -> bytes:

@@ -26,20 +26,7 @@ from briter_worker.queues.postgres.database import Database
 from briter_worker.wiring import open_database
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from postgres import Server
-
-
-@pytest.fixture
-def farm(tmp_path: Path, database: Database, database_url: str) -> Iterator[Farm]:
-    """No sites yet, and no hosts."""
-    farm = Farm(tmp_path, database, database_url)
-    try:
-        yield farm
-    finally:
-        farm.end()
 
 
 def test_one_run_brings_all_that_is_due_on_all_sites_to_their_remotes(farm: Farm) -> None:

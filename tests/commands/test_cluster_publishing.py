@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from briter_worker.ports import Outcome
 
-POST = "content/posts/b.md"
-
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from cluster_farm import Farm
 from dashboards import serving
 from outcomes import save
 from receivers import receiving
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from cluster_farm import Farm
     from sites import Site
 
-    from briter_worker.queues.postgres.database import Database
 
 THEIRS = "content/posts/theirs.md"
 SECRET = "a-secret-of-the-git-host"  # noqa: S105 - for tests
@@ -278,10 +277,7 @@ def updates(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
     return [each["paths"] for each in events_in(done.stdout) if each["event"] == "site-updated"]
 
 
-def test_the_edits_of_others_are_an_event_in_a_cluster(
-    tmp_path: Path, database: Database, database_url: str
-) -> None:
-    farm = Farm(tmp_path, database, database_url)
+def test_the_edits_of_others_are_an_event_in_a_cluster(farm: Farm) -> None:
     farm.add("blog")
     site = farm.site("blog")
     hourly = {"BRITER_GIT_PULL_INTERVAL_MS": "3600000"}
@@ -303,7 +299,7 @@ def test_the_edits_of_others_are_an_event_in_a_cluster(
     shutil.move(site.remote, site.remote.with_suffix(".away"))
     assert "site-updated" not in farm.once().stdout
     shutil.move(site.remote.with_suffix(".away"), site.remote)
-    with database.connection() as connection:
+    with farm.database.connection() as connection:
         (away,) = connection.execute("SELECT pull_at - extract(epoch FROM now()) FROM sites").fetchone() or (
             0,
         )

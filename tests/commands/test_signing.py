@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster_farm import Farm
 from outcomes import save
 from requirements import provide
 from sites import eventually
@@ -22,9 +21,9 @@ from sites import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cluster_farm import Farm
     from sites import Result, Site
 
-    from briter_worker.queues.postgres.database import Database
 
 X509 = """Key-Type: RSA
 Key-Length: 2048
@@ -339,11 +338,8 @@ def test_a_relative_path_counts_from_the_app_root_and_a_key_itself_is_refused(si
     assert site.run_once(BRITER_GIT_SIGNING_FORMAT="pgp").returncode == 2
 
 
-def test_a_clusters_nodes_sign_with_the_sites_key(
-    tmp_path: Path, database: Database, database_url: str, keys: Keys
-) -> None:
+def test_a_clusters_nodes_sign_with_the_sites_key(farm: Farm, keys: Keys) -> None:
     keys.make_ssh()
-    farm = Farm(tmp_path, database, database_url)
     farm.add("blog", gitSigningKey=str(keys.ssh))
     farm.save("blog", "a")
     farm.save("blog", "b")

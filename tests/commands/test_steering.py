@@ -10,7 +10,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_farm import Farm
 from outcomes import save
 from queue_backends import control_queue
 from sites import Site, eventually, lines_of
@@ -22,9 +21,8 @@ from briter_worker.queues.disk.index import PAUSE_FILE
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from cluster_farm import Farm
     from sites import Site
-
-    from briter_worker.queues.postgres.database import Database
 
 
 HOUR_AHEAD = "2999-01-01T00:00:00Z"
@@ -248,24 +246,18 @@ def test_the_doctor_proposes_a_quiet_time_for_a_post_published_again_and_again(s
     assert "BRITER_WORKER_QUIET_MS" in finding["fix"]
 
 
-def test_each_site_of_a_cluster_has_its_own_quiet_time(
-    tmp_path: Path, database: Database, database_url: str
-) -> None:
-    farm = Farm(tmp_path, database, database_url)
-    try:
-        farm.add("blog", workerQuietMs=120_000)
-        farm.add("shop")
-        farm.save("blog", "post")
-        farm.save("blog", "post")
-        farm.save("shop", "offer")
-        done = farm.once()
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert (farm.published("blog"), farm.published("shop")) == (Counter(), Counter({"offer": 1}))
-        queue = control_queue(database, "blog")
-        assert [row.state for row in queue.jobs(time.time())] == [State.QUIET]
-        assert [summary.jobs["quiet"] for summary in sites.summaries(database, time.time())] == [1, 0]
-        queue.publish_now("post", time.time())
-        assert farm.once().returncode == 0
-        assert farm.published("blog") == Counter({"post": 1})
-    finally:
-        farm.end()
+def test_each_site_of_a_cluster_has_its_own_quiet_time(farm: Farm) -> None:
+    farm.add("blog", workerQuietMs=120_000)
+    farm.add("shop")
+    farm.save("blog", "post")
+    farm.save("blog", "post")
+    farm.save("shop", "offer")
+    done = farm.once()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (farm.published("blog"), farm.published("shop")) == (Counter(), Counter({"offer": 1}))
+    queue = control_queue(farm.database, "blog")
+    assert [row.state for row in queue.jobs(time.time())] == [State.QUIET]
+    assert [summary.jobs["quiet"] for summary in sites.summaries(farm.database, time.time())] == [1, 0]
+    queue.publish_now("post", time.time())
+    assert farm.once().returncode == 0
+    assert farm.published("blog") == Counter({"post": 1})

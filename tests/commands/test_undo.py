@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_farm import Farm
 from dashboards import serving
 
 from briter_worker.actions import undo_post
@@ -18,11 +17,10 @@ from briter_worker.settings import load_settings
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
-    from pathlib import Path
 
+    from cluster_farm import Farm
     from sites import Site
 
-    from briter_worker.queues.postgres.database import Database
 
 A, PICTURE, OLD = "content/posts/a.md", "content/posts/a/picture.png", "content/posts/old.md"
 
@@ -205,9 +203,8 @@ def test_the_dashboard_undoes(site: Site) -> None:
 
 
 @pytest.fixture
-def farm(tmp_path: Path, database: Database, database_url: str) -> Farm:
+def farm(farm: Farm) -> Farm:
     """A site whose post was published twice: changed, with a new picture, and without its former part."""
-    farm = Farm(tmp_path, database, database_url)
     farm.add("blog")
     for files in ({A: b"one\n", OLD: b"old\n"}, {A: b"two\n", PICTURE: b"picture", OLD: None}):
         enqueue("a", files=files, site="blog", settings=farm.settings())

@@ -19,10 +19,6 @@ from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from sites import Site, eventually
 
-from briter_worker.events import Superseded
-from briter_worker.sinks.recorder import HistorySink, Target
-from briter_worker.sinks.store import SqliteStore
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -31,12 +27,6 @@ if TYPE_CHECKING:
 
 TOMORROW = (datetime.now(UTC) + timedelta(days=1)).isoformat()
 BODY = {"slug": "hello", "paths": ["content/posts/hello.md"]}
-
-
-@pytest.fixture
-def dashboard(site: Site) -> Iterator[Dashboard]:
-    with serving(site) as served:
-        yield served
 
 
 def problem(answer: httpx.Response, status: int) -> dict[str, Any]:
@@ -266,19 +256,6 @@ def until(stream: Iterator[tuple[str, int | None, Any]], name: str) -> list[tupl
     raise AssertionError(found)
 
 
-def happen(site: Site, number: int, size: int = 10) -> None:
-    """Fill the history as a worker does."""
-    sink = HistorySink(SqliteStore(site.storage / "history.db"), Target("main", "origin"))
-    for first in range(0, number, 500):
-        sink.store(
-            [
-                Superseded(job_id=str(index), slug="a".ljust(size, "x"), superseded_by="b")
-                for index in range(first, min(number, first + 500))
-            ]
-        )
-    sink.close()
-
-
 def test_a_reader_gets_a_snapshot_then_each_event_with_its_id(site: Site, dashboard: Dashboard) -> None:
     with dashboard.api.stream("GET", "/events") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -318,10 +295,6 @@ def test_a_reader_that_reconnects_gets_what_it_missed_also_after_a_restart(site:
             assert ids == list(range(last + 1, last + 1 + len(ids)))  # type: ignore[operator]
             publish(site, "three")
             assert until(stream, "published")[-1][2]["slug"] == "three"
-
-
-def readers(dashboard: Dashboard) -> int:
-    return int(dashboard.json("/api/status")["readers"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

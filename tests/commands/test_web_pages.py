@@ -8,25 +8,14 @@ import os
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import pytest
 from dashboards import Dashboard, serving
 from outcomes import save
 from sites import Site, eventually
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 PAGES = ("/", "/waiting", "/scheduled", "/failed", "/published", "/site", "/search")
 NASTY = "<script>alert(1)</script>\"'&"
 TOMORROW = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-
-
-@pytest.fixture
-def dashboard(site: Site) -> Iterator[Dashboard]:
-    with serving(site) as served:
-        yield served
 
 
 def refuse_everything(site: Site, words: str) -> None:

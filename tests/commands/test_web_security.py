@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def dashboard(site: Site) -> Iterator[Dashboard]:
-    with serving(site) as served:
-        yield served
-
-
-@pytest.fixture
 def stranger(dashboard: Dashboard) -> Iterator[httpx.Client]:
     with dashboard.visitor() as client:
         yield client

@@ -12,7 +12,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-from receivers import Receiver, Reply, receiving
+from receivers import Receiver, drips, receiving
+from remotes import Exchange, says, stalls
 from requirements import provide
 from sites import Site, eventually, lines_of
 from standardwebhooks.webhooks import Webhook
@@ -209,7 +210,7 @@ def test_a_chat_message_cannot_mention_everybody(station: Station, receiver: Rec
 def test_a_failed_message_is_sent_again_with_the_same_id_and_a_new_signature(
     station: Station, receiver: Receiver, status: int
 ) -> None:
-    receiver.replies.append(Reply(status))
+    receiver.replies.append(says(status))
     station.tell(station.open(receiver.url), published())
     assert station.unsent() == 1
     station.later(DELAYS_S[0] - 1)
@@ -222,7 +223,7 @@ def test_a_failed_message_is_sent_again_with_the_same_id_and_a_new_signature(
 
 
 def test_retry_after_decides_when_a_message_is_sent_again(station: Station, receiver: Receiver) -> None:
-    receiver.replies.append(Reply(429, {"Retry-After": "90"}))
+    receiver.replies.append(says(429, Retry_After="90"))
     station.tell(station.open(receiver.url), published())
     station.later(89)
     assert len(receiver.received) == 1
@@ -236,7 +237,7 @@ def test_a_redirect_is_never_followed_and_the_message_is_given_up(
     station: Station, receiver: Receiver, status: int
 ) -> None:
     with receiving() as elsewhere:
-        receiver.replies.append(Reply(status, {"Location": f"{elsewhere.url}/inside"}))
+        receiver.replies.append(says(status, Location=f"{elsewhere.url}/inside"))
         station.tell(station.open(receiver.url), published())
         assert elsewhere.received == []
     assert station.unsent() == 0
@@ -246,7 +247,7 @@ def test_a_redirect_is_never_followed_and_the_message_is_given_up(
 
 
 def test_a_post_to_a_stalled_or_slow_receiver_ends_in_time(receiver: Receiver) -> None:
-    receiver.replies += [Reply(stall=receiver.ended), Reply(drip=True)]
+    receiver.replies += [stalls, drips]
     for _ in range(2):
         began = time.monotonic()
         with pytest.raises(UndeliveredError, match="no answer within"):
@@ -323,7 +324,7 @@ def test_a_message_is_sent_once_by_many_nodes(station: Station, receiver: Receiv
 def test_a_message_of_a_killed_worker_is_sent_once_by_the_next_one(
     station: Station, receiver: Receiver
 ) -> None:
-    receiver.replies.append(Reply(stall=receiver.ended))
+    receiver.replies.append(stalls)
     sink = station.open(receiver.url)
     sink(published())
     eventually(lambda: receiver.received)
@@ -405,7 +406,12 @@ def test_a_run_of_cron_sends_its_messages_before_it_ends(site: Site, receiver: R
 
 def test_a_dead_receiver_delays_no_publication(site: Site, receiver: Receiver) -> None:
     release = threading.Event()
-    receiver.replies.append(Reply(stall=release))
+
+    def answer_late(exchange: Exchange) -> None:
+        release.wait(100)
+        exchange.reply(200)
+
+    receiver.replies.append(answer_late)
     with site.running("run", **env(receiver)) as worker:
         lines = lines_of(worker)
         commits = []

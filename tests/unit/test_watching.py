@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from briter_worker.queues.disk.queue import DiskQueue
 
 
-def never() -> bool:
-    """Say that the worker is not to stop."""
-    return False
-
-
 def write(folder: Path, name: str, year: int, *, in_place: bool = False) -> None:
     document = {"slug": name, "paths": ["content/a.md"], "scheduledFor": f"{year}-01-01"}
     file = folder / f"{name}.json"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,10 +16,8 @@ from starlette.responses import Response
 from uvicorn.server import ServerState
 
 from briter_worker.cluster.tokens import ApiToken
-from briter_worker.sinks.history import Moment
 from briter_worker.web import api, cluster, labels, pages, security, server
 from briter_worker.web.live import (
-    MAX_KEPT,
     MAX_READERS_PER_ADDRESS,
     MAX_READERS_PER_SESSION,
     Feed,
@@ -241,33 +238,15 @@ def test_a_time_on_the_other_side_of_a_change_of_the_clocks_names_its_zone(zone:
 # The live stream's readers
 
 
-class Past:
-    """A history for `Feed`."""
-
-    def __init__(self, number: int = 0) -> None:
-        self.moments: list[Moment] = []
-        self.happen(number)
-
-    def happen(self, number: int) -> None:
-        first = len(self.moments) + 1
-        self.moments += [Moment(first + each, 0.0, "published", {}) for each in range(number)]
-
-    def read(self, after: int) -> News:
-        since = max(after, len(self.moments) - MAX_KEPT)
-        return News({"jobs": 1}, len(self.moments), since, self.moments[since:])
-
-    def feed(self, **options: Any) -> Feed:  # noqa: ANN401 - any option of a Feed
-        return Feed(self.read, **{"poll": 0.01, **options})
+def quiet_feed() -> Feed:
+    """Return a feed in which nothing happens."""
+    return Feed(lambda _after: News({"jobs": 1}), poll=0.01)
 
 
 async def chunks(answer: EventSourceResponse) -> AsyncIterator[bytes]:
     async for chunk in answer.body_iterator:
         assert isinstance(chunk, bytes)
         yield chunk
-
-
-def ids(data: bytes) -> list[int]:
-    return [int(number) for number in re.findall(rb"^id: (\d+)$", data, re.MULTILINE)]
 
 
 def test_a_stream_ends_with_its_session_and_a_session_has_few_streams() -> None:
@@ -277,7 +256,7 @@ def test_a_stream_ends_with_its_session_and_a_session_has_few_streams() -> None:
         return now_open[0]
 
     async def follow() -> list[bytes]:
-        feed = Past().feed()
+        feed = quiet_feed()
         streams = [
             chunks(feed.stream(session="one", is_open=is_open)) for _ in range(MAX_READERS_PER_SESSION)
         ]
@@ -295,7 +274,7 @@ def test_a_stream_ends_with_its_session_and_a_session_has_few_streams() -> None:
 
 def test_one_client_does_not_hold_every_stream() -> None:
     async def follow() -> None:
-        feed = Past().feed()
+        feed = quiet_feed()
         readers = [feed.stream(address="192.0.2.1").body_iterator for _ in range(MAX_READERS_PER_ADDRESS)]
         for reader in readers:
             await anext(aiter(reader))
