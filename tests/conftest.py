@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from queue_backends import Disk
 from sites import Site
 
 if TYPE_CHECKING:
@@ -52,3 +53,9 @@ def _surroundings_are_left_as_found() -> Iterator[None]:
 def site(tmp_path: Path) -> Site:
     """A bare remote, a clone of it with `content/posts`, and an empty queue."""
     return Site.make(tmp_path)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    """An empty queue folder."""
+    return Disk(tmp_path)

@@ -1,27 +1,31 @@
-"""The commands on a site of a cluster print and do the same as on a folder."""
+"""The commands on a site of a cluster do the same as on a folder; and the move from one to the other."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sites import Site
 
 from briter_worker.cluster.health import report_node
 from briter_worker.cluster.submit import enqueue
 from briter_worker.errors import UsageError
 from briter_worker.queues.postgres.payloads import PostgresPayloads
+from briter_worker.queues.postgres.queue import PostgresQueue
 from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sites import Result, Site
+    from sites import Result
 
     from briter_worker.queues.postgres.database import Database
+
 
 LATE = "2099-01-01T09:00:00.000Z"
 POST = "content/posts/hello.md"
@@ -262,3 +266,150 @@ def test_beside_a_folder_nothing_of_the_cluster_is_loaded(site: Site) -> None:
         loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
         forbidden = ("psycopg", "briter_worker.cluster", "briter_worker.queues.postgres")
         assert not {name for name in loaded if name.startswith(forbidden)}, command
+
+
+# A site moves from its folder into the cluster, and back: nothing is lost or changed on the way
+
+
+SOON = "2098-01-01T09:00:00.000Z"
+
+
+@pytest.fixture
+def moving(cluster: Site) -> Site:
+    """The site that moves."""
+    cluster.env["BRITER_SITE"] = "blog"
+    return cluster
+
+
+def jobs(site: Site) -> dict[str, dict[str, Any]]:
+    return {job["slug"]: job for job in site.jobs()}
+
+
+def queue_of(database: Database) -> PostgresQueue:
+    return PostgresQueue(database, "blog", longest_delay=1800.0, dry_run=False)
+
+
+@pytest.fixture
+def other(moving: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """Another host, with a clone of its own and an empty folder of jobs."""
+    other = Site(tmp_path_factory.mktemp("other"), dict(moving.env))
+    moving.git("clone", "--quiet", str(moving.remote), str(other.worktree), cwd=moving.root)
+    return other
+
+
+def a_full_folder(site: Site) -> dict[str, dict[str, Any]]:
+    """One job of each kind, with keys that the worker does not know."""
+    for name in ("hold", "retry", "dead", "new", "again"):
+        site.write_post(f"content/posts/{name}.md", f"# {name}\n")
+    site.write_post("content/posts/welcome.md", "# Welcome, changed\n")
+    site.write_post("content/gallery/a.md", "a")
+    site.write_post("content/gallery/b.md", "b")
+    site.save(
+        "hold", ["content/posts/hold.md"], scheduledFor=LATE, message="Ünïcode", theme={"dark": [1, None]}
+    )
+    site.save(
+        "retry",
+        ["content/posts/retry.md"],
+        status="pending",
+        attempts=3,
+        nextAttemptAt=SOON,
+        lastError="the remote was away",
+        failure="network",
+        updatedAt="2026-01-01T00:00:00.000Z",
+        author={"name": "Ada", "email": "ada@example.org"},
+    )
+    site.save(
+        "dead",
+        ["content/posts/dead.md"],
+        status="failed",
+        attempts=8,
+        lastError="it conflicts",
+        failure="conflict",
+        priority=7,
+    )
+    site.save("new", ["content/posts/new.md", "content/posts/welcome.md"], scheduledFor=LATE)
+    site.save("gallery", ["content/gallery"], scheduledFor=LATE)
+    site.save("gone", ["content/posts/never.md"], scheduledFor=LATE)
+    return jobs(site)
+
+
+def test_holds_retries_dead_letters_unknown_keys_ids_and_contents_survive_the_way_there_and_back(
+    moving: Site, other: Site, database: Database
+) -> None:
+    before = a_full_folder(moving)
+    moved = ok(moving.command("import", "--json"))
+    assert moved["jobs"] == len(before)
+    assert moving.jobs() == []
+    states = {row["slug"]: row["state"] for row in ok(moving.command("list", "--json"))}
+    assert states == {
+        **dict.fromkeys(("hold", "new", "gallery", "gone"), "scheduled"),
+        "retry": "retrying",
+        "dead": "failed",
+    }
+    back = ok(other.command("export", "--json"))
+    assert back == {"jobs": len(before), "stayed": {}, "remarks": {}}
+    assert jobs(other) == before
+    for name in ("hold", "retry", "dead", "new"):
+        assert (other.worktree / f"content/posts/{name}.md").read_text() == f"# {name}\n"
+    assert (other.worktree / "content/posts/welcome.md").read_text() == "# Welcome, changed\n"
+    assert (other.worktree / "content/gallery/b.md").read_text() == "b"
+    assert ok(other.command("list", "--json")) == []
+    with database.transaction() as connection:
+        assert connection.execute("SELECT count(*) FROM files").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM superseded").fetchone() == (0,)
+
+
+def test_what_the_cms_has_changed_since_is_not_written_over(moving: Site, other: Site) -> None:
+    moving.save_post("welcome", "# From here\n", scheduledFor=LATE)
+    ok(moving.command("import", "--json"))
+    other.write_post("content/posts/welcome.md", "# Edited there\n")
+    moved = ok_with_warnings(other.command("export", "--json"))
+    assert "changed here since" in moved["remarks"]["content/posts/welcome.md"]
+    assert (other.worktree / "content/posts/welcome.md").read_text() == "# Edited there\n"
+    assert [job["slug"] for job in other.jobs()] == ["welcome"]
+
+
+def ok_with_warnings(result: Result) -> Any:  # noqa: ANN401 - any JSON
+    assert result.returncode == 0, result.stderr
+    assert "warning: " in result.stderr
+    return json.loads(result.stdout)
+
+
+def test_a_job_whose_files_cannot_be_sent_stays_and_is_named(moving: Site) -> None:
+    moving.write_post("content/posts/a.md", "a")
+    moving.write_post("content/posts/film.md", "x" * 2000)
+    moving.save("a", ["content/posts/a.md"])
+    moving.save("film", ["content/posts/film.md"])
+    result = moving.command("import", "--json", BRITER_WORKER_MAX_FILE_BYTES="1000")
+    assert result.returncode == 1
+    moved = json.loads(result.stdout)
+    assert moved["jobs"] == 1
+    assert "content/posts/film.md has 2000 bytes" in moved["stayed"]["film"]
+    assert [job["slug"] for job in moving.jobs()] == ["film"]
+
+
+def test_a_move_that_ended_in_the_middle_goes_on(moving: Site, database: Database) -> None:
+    """Killed between the database's commit and the removal of the file: the job is in both places."""
+    moving.write_post("content/posts/a.md", "a")
+    file = moving.save("a", ["content/posts/a.md"], scheduledFor=LATE)
+    text = file.read_text()
+    ok(moving.command("import", "--json"))
+    file.write_text(text)
+    assert ok(moving.command("import", "--json"))["jobs"] == 1
+    (row,) = queue_of(database).jobs(time.time())
+    assert row.job.id == json.loads(text)["id"]
+    assert moving.jobs() == []
+    with database.transaction() as connection:
+        assert connection.execute("SELECT count(*) FROM superseded").fetchone() == (0,)
+
+
+def test_nothing_is_moved_under_a_worker_that_publishes(moving: Site) -> None:
+    moving.save("a", ["content/posts/a.md"], scheduledFor=LATE)
+    with moving.running(BRITER_DATABASE_URL="", BRITER_SITE="") as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        for command in ("import", "export"):
+            result = moving.command(command)
+            assert result.returncode == 1
+            assert f"a worker (PID {worker.pid}) publishes from {moving.queue}" in result.stderr
+    assert len(moving.jobs()) == 1

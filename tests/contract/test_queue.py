@@ -5,23 +5,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from queue_backends import LONGEST_DELAY, NOW
+from postgres import add_site
+from queue_backends import LONGEST_DELAY, NOW, Backend, Disk, Postgres
 
 from briter_worker.errors import DeclinedError, Failure, FailureCode
 from briter_worker.job import QuietTime, State, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from queue_backends import Backend
+    from pathlib import Path
 
     from briter_worker.ports import Claim
+    from briter_worker.queues.postgres.database import Database
 
 PENDING, SCHEDULED, RETRYING = State.PENDING, State.SCHEDULED, State.RETRYING
 CLAIMED, FAILED, TRIED, QUIET = State.CLAIMED, State.FAILED, State.TRIED, State.QUIET
 QUIET_TIME = QuietTime(2.0, 10.0)
 NETWORK = Failure(FailureCode.NETWORK, "no network", "check the network")
 REJECTED = Failure(FailureCode.REJECTED, "the remote refused it")
+
+
+@pytest.fixture(params=["disk", "disk-named-after-slugs", "postgres"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    """An empty queue. Another one is another parameter here, and nothing else."""
+    if request.param == "postgres":
+        database: Database = request.getfixturevalue("database")
+        return Postgres(database, add_site(database))
+    return Disk(tmp_path, named_after_slugs=request.param == "disk-named-after-slugs")
 
 
 def claimed(engine: Backend, now: float = NOW) -> tuple[Claim, ...]:

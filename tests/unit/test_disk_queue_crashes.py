@@ -1,23 +1,31 @@
-"""The queue at every system call that changes the disk: killed there, or refused there.
+"""The queue at every system call that changes the disk: killed there, refused there, or met by a producer.
 
 A forked process runs one operation and dies, without any clean-up, just before its n-th change; the next
-worker starts on what is left. And the same operation meets a full disk at its n-th change, and goes on.
+worker starts on what is left. The same operation meets a full disk at its n-th change, and goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import random
+import socket
+import stat
+import subprocess
+import sys
 import tempfile
+import threading
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
-from disk_steps import killed_at, refused_at
 from queue_backends import NOW, Disk
 
-from briter_worker.errors import Failure, FailureCode
+from briter_worker.errors import DeclinedError, Failure, FailureCode
 from briter_worker.job import State, format_time
 from briter_worker.queues.disk.files import Folder, JobFile, read_queue_file
 
@@ -28,6 +36,97 @@ if TYPE_CHECKING:
     from briter_worker.ports import Claim
 
     Operation = Callable[[], object]
+    from collections.abc import Callable
+
+    from briter_worker.events import Quarantined
+
+
+_CHANGES = ("rename", "replace", "link", "unlink", "write", "fsync", "mkdir")
+_DIED = 77
+_NO_MORE = 78
+
+
+@contextmanager
+def at_each_change(strike: Callable[[], None]) -> Iterator[None]:
+    """`strike` is called before each call that changes the disk."""
+    originals = {name: getattr(os, name) for name in _CHANGES} | {"open": os.open}
+
+    def wrapped(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **keys: Any) -> Any:  # noqa: ANN401 - any call of os
+            if name != "open" or args[1] & os.O_CREAT:
+                strike()
+            return originals[name](*args, **keys)
+
+        return call
+
+    for name in originals:
+        setattr(os, name, wrapped(name))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(os, name, original)
+
+
+def killed_at(step: int, operation: Callable[[], object]) -> bool:
+    """Run it in a process that dies before its change number `step`; whether it got that far."""
+    child = os.fork()
+    if child == 0:
+        left = step
+
+        def strike() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os._exit(_DIED)
+
+        try:
+            with at_each_change(strike):
+                operation()
+        except BaseException:  # noqa: BLE001 - reported by the exit code
+            os._exit(1)
+        os._exit(_NO_MORE)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in {_DIED, _NO_MORE}
+    return code == _DIED
+
+
+def before_change(step: int, act: Callable[[], object], operation: Callable[[], object]) -> bool:
+    """Run it, and `act` just before its change number `step`; whether it has so many."""
+    left = step
+
+    def strike() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            act()
+
+    with at_each_change(strike):
+        operation()
+    return left <= 0
+
+
+def refused_at(step: int, operation: Callable[[], object], *, lasting: bool) -> bool:
+    """Run it on a disk that is full at its change number `step`, and maybe from then on."""
+    left = step
+
+    def strike() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0 or (lasting and left < 0):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with at_each_change(strike):
+        try:
+            operation()
+        except OSError as error:
+            assert error.errno == errno.ENOSPC  # noqa: PT017 - which of the two it was
+    return left <= 0
+
+
+# Killed and refused
+
 
 STEPS = range(1, 1000)
 LOST_RACE = Failure(FailureCode.LOST_RACE, "lost")
@@ -204,3 +303,195 @@ def test_a_job_whose_result_is_stored_is_not_tried_again(folder: Path, settle: s
                 State.RETRYING if settle == "retry_later" else State.FAILED
             ]
     pytest.fail("it never ends")
+
+
+# A producer in another process
+
+
+_WRITER = Path(__file__).with_name("race_writer.py")
+
+
+def one_round(disk: Disk, seen: set[str], dice: random.Random) -> None:
+    """Claim, and settle in any of the ways; what is acknowledged counts as published."""
+    claims = disk.queue.claim(NOW).claims
+    for claim in claims:
+        match dice.randrange(5):
+            case 0:
+                disk.queue.retry_later(claim, Failure(FailureCode.LOST_RACE, "lost"), at=NOW)
+            case 1:
+                disk.queue.dead_letter(claim, Failure(FailureCode.NETWORK, "down"))
+            case 2:
+                disk.queue.release([claim])
+            case _:
+                disk.queue.acknowledge([claim], {})
+                seen.update(claim.job.paths)
+    if claims and dice.randrange(4) == 0:
+        disk.queue.requeue(NOW)
+    if claims and dice.randrange(6) == 0:
+        disk.restart()  # what is in memory must not matter
+        disk.queue.release(disk.queue.recover(NOW))
+
+
+def _listen(output: IO[str], said: list[str]) -> None:
+    said.append(output.readline())
+
+
+@pytest.mark.parametrize(("name", "bursts"), [("post", 150), ("-", 25)], ids=["one name", "many names"])
+def test_no_save_is_lost_to_a_writer_that_renames_over_the_same_name(
+    tmp_path: Path, name: str, bursts: int
+) -> None:
+    disk, dice, seen = Disk(tmp_path), random.Random(1), set[str]()
+    saves = 20
+    command = [sys.executable, str(_WRITER), str(disk.root), str(bursts), str(saves), name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        for _ in range(bursts):
+            said: list[str] = []
+            listener = threading.Thread(target=_listen, args=(writer.stdout, said))
+            listener.start()
+            while listener.is_alive():
+                one_round(disk, seen, dice)
+            listener.join()
+            last = said[0].strip()
+            disk.queue.requeue(NOW)
+            while claims := disk.queue.claim(NOW).claims:
+                disk.queue.acknowledge(claims, {})
+                seen.update(path for claim in claims for path in claim.job.paths)
+            assert last in seen, f"the newest save, {last}, is lost"
+            assert disk.rows("post") == []
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+    if name == "-":
+        # The writer itself replaced none of them: each save's path must have come out.
+        assert seen == {str(number) for number in range(1, bursts * saves + 1)}
+
+
+def test_a_command_line_beside_the_worker_neither_loses_nor_doubles_a_job(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    person = Disk(tmp_path)
+    count = 300
+    for number in range(count):
+        disk.save(f"s{number}", ["x"])
+    cancelled: list[str] = []
+
+    def cancel_many() -> None:
+        for number in range(count):
+            try:
+                cancelled.extend(job.slug for job in person.queue.cancel(f"s{number}", NOW).removed)
+            except DeclinedError:
+                person.queue.jobs(NOW)
+
+    thread = threading.Thread(target=cancel_many)
+    thread.start()
+    finished: list[str] = []
+    while thread.is_alive():
+        claims = disk.queue.claim(NOW).claims
+        disk.queue.acknowledge(claims[::2], {})
+        finished += [claim.job.slug for claim in claims[::2]]
+        cancelled += [claim.job.slug for claim in disk.queue.release(claims[1::2])]
+    while claims := disk.queue.claim(NOW).claims:
+        disk.queue.acknowledge(claims, {})
+        finished += [claim.job.slug for claim in claims]
+    assert sorted(finished + cancelled) == sorted(f"s{number}" for number in range(count))
+
+
+class Run:
+    """A worker that publishes all it claims, and notes it."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.published: Counter[str] = Counter()
+        self.paths: set[str] = set()
+        self.quarantined: list[Quarantined] = []
+
+    def __call__(self, now: float = NOW) -> None:
+        found = self.disk.queue.claim(now)
+        self.quarantined += found.quarantined
+        self.published.update(claim.job.slug for claim in found.claims)
+        self.paths.update(path for claim in found.claims for path in claim.job.paths)
+        self.disk.queue.acknowledge(found.claims, {})
+
+    def go_on(self, *moments: float) -> None:
+        """What nobody was told of is found, too."""
+        for now in moments:
+            self(now)
+        hidden = [path.name for path in (self.disk.root / ".claimed").iterdir() if path.name != ".lock"]
+        assert hidden == [], "left in flight"
+
+
+# Gone
+
+
+def one(disk: Disk) -> None:
+    disk.save("a", ["a"], name="a")
+
+
+def two_saves(disk: Disk) -> None:
+    disk.save("a", ["a1"], created=NOW - 9, name="a1")
+    disk.save("a", ["a2"], created=NOW - 8, name="a2")
+
+
+def torn(disk: Disk) -> None:
+    disk.put("a.json", b"{")
+
+
+@pytest.mark.parametrize("made", [one, two_saves, torn])
+def test_what_somebody_removes_at_any_step_of_a_claim_is_in_nobodys_way(
+    tmp_path: Path, made: Callable[[Disk], None]
+) -> None:
+    for step in STEPS:
+        disk = Disk(tmp_path / str(step))
+        made(disk)
+        disk.save("other", ["x"], name="other")
+        run = Run(disk)
+
+        def remove(disk: Disk = disk) -> None:
+            for path in disk.root.glob("a*.json"):
+                path.unlink()
+
+        reached = before_change(step, remove, run)
+        assert run.published["other"] == 1, f"at step {step}"
+        run.go_on(NOW, NOW)
+        assert run.published["other"] == 1, f"at step {step}"
+        assert run.published["a"] + len(run.quarantined) <= 1, f"at step {step}"
+        if not reached:
+            assert run.published["a"] + len(run.quarantined) == 1
+            assert step > 5
+            return
+    pytest.fail("it never ends")
+
+
+# Not to be read
+
+
+def path_of(name: Any, folder: int | None) -> Path:  # noqa: ANN401 - as os.open
+    return Path(name) if folder is None else Path(f"/proc/self/fd/{folder}").readlink() / name
+
+
+def bind(path: Path) -> None:
+    # The path of a socket is short.
+    with socket.socket(socket.AF_UNIX) as sock, contextlib.chdir(path.parent):
+        sock.bind(path.name)
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("elsewhere"), bind, os.mkfifo, os.mkdir])
+def test_what_takes_the_place_of_a_file_before_it_is_read_is_never_followed_nor_waited_for(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]
+) -> None:
+    one(disk)
+    opened = os.open
+
+    def then_another(path: Any, flags: int, *rest: Any, **keys: Any) -> int:  # noqa: ANN401 - as os.open
+        if os.path.basename(path).removeprefix(".") == "a.json" and not flags & (os.O_CREAT | os.O_WRONLY):  # noqa: PTH119
+            monkeypatch.undo()
+            there = path_of(path, keys.get("dir_fd"))
+            there.unlink()
+            make(there)
+        return opened(path, flags, *rest, **keys)
+
+    monkeypatch.setattr(os, "open", then_another)
+    assert disk.queue.unusable_files(NOW) == {"a.json": "it is not a regular file"}
+    (aside,) = disk.queue.claim(NOW).quarantined
+    assert "it is not a regular file" in aside.error
+    assert not stat.S_ISREG(Path(aside.file).lstat().st_mode)
