@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dashboards import serving
 from outcomes import save
+from postgres import free_port
 from sites import eventually
 
 if TYPE_CHECKING:
@@ -99,3 +100,25 @@ def test_a_history_that_cannot_be_read_is_told_and_publishing_goes_on(site: Site
     said = site.command("history")
     assert said.returncode == 1
     assert "history.db cannot be read" in said.stderr
+
+
+def test_the_commands_show_what_became_of_a_post_on_one_site(site: Site, database_url: str) -> None:
+    site.env["BRITER_DATABASE_URL"] = database_url
+    for name in ("blog", "shop"):
+        assert site.command("site", "add", name, "--remote", str(site.remote)).returncode == 0
+    site.write_post("content/posts/hello.md", "# Hello\n")
+    for name, paths in (("blog", "content/posts/hello.md"), ("shop", "content/posts/welcome.md")):
+        assert site.command("enqueue", "hello", paths, "--site", name).returncode == 0
+    done = site.command("run", "--once", "--workers", "2", "--metrics-port", str(free_port()))
+    assert done.returncode == 0, done.stderr
+    (receipt,) = json.loads(site.command("history", "--site", "blog", "--json").stdout)
+    files = [{"path": "content/posts/hello.md", "added": None, "removed": None, "deleted": False}]
+    assert (receipt["changes"], receipt["filesChanged"]) == (files, 1)
+    assert (receipt["outcome"], receipt["slug"], receipt["attempt"]) == ("published", "hello", 1)
+    assert receipt["commit"] == site.git("rev-parse", "main", cwd=site.remote)
+    assert [phase["name"] for phase in receipt["phases"]][-1] in ("push", "settle")
+    assert receipt["saveToRemoteMs"] > 0
+    shown = json.loads(site.command("show", "hello", "--site", "blog", "--json").stdout)
+    assert shown["receipts"] == [receipt]
+    (other,) = json.loads(site.command("history", "--site", "shop", "--json").stdout)
+    assert other["outcome"] == "nochange"

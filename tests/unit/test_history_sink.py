@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from briter_worker.events import (
+    Cancelled,
     Event,
     Failed,
     JobStarted,
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from postgres import Server
+
+    from briter_worker.queues.postgres.database import Database
     from briter_worker.sinks.store import Store
 
 DAY = 86400.0
@@ -30,20 +35,22 @@ SHA = "52ed5b9c2a5b45b9a7a0a6f8f1f7be9bd5b2d6b1"
 
 
 class Book:
-    """A history, one worker after another that writes it, a reader, and what was logged."""
+    """A site's history, one worker after another that writes it, a reader, and what was logged."""
 
-    def __init__(self, open_store: Callable[[], Store]) -> None:
+    def __init__(self, open_store: Callable[[], Store], site: str = "") -> None:
         self.open_store = open_store
+        self.site = site
         self.now = 1_000_000.0
         self.monotonic = 0.0
         self.logged: list[Event] = []
-        self.history = History(open_store())
+        self.history = History(open_store(), site)
 
     def open(self) -> FanOut:
         """Return a worker's sinks."""
         sink = HistorySink(
             self.open_store(),
             Target("main", "origin", "https://example.org/notes/{slug}"),
+            site=self.site,
             keep_days=365,
             clock=lambda: self.now,
         )
@@ -155,6 +162,40 @@ def test_the_attempt_of_a_dead_worker_is_interrupted_by_the_next_one(book: Book)
         (1, "interrupted"),
     ]
     assert book.history.under_way() == []
+
+
+# --- many nodes, each for many sites
+
+
+def test_moments_of_a_site_become_visible_in_the_order_of_their_ids(database: Database) -> None:
+    """A reader who has seen a moment asks for later ids only."""
+    store = PostgresStore(database.connection)
+    blog, shop = (Book(lambda: store, name) for name in ("blog", "shop"))
+    writer = threading.Thread(target=blog.write, args=(Cancelled(job_id="2", slug="post"),))
+    with store.transaction("blog") as slow:
+        slow.execute("INSERT INTO moments (site, at, event, data) VALUES ('blog', 1e6, 'first', '{}')")
+        writer.start()
+        shop.write(Cancelled(job_id="3", slug="post"))
+        writer.join(0.3)
+        assert blog.history.moments(0) == []
+    writer.join()
+    assert [moment.event for moment in blog.history.moments(0)] == ["first", "cancelled"]
+
+
+def test_a_database_that_is_away_costs_receipts(postgres_server: Server, database: Database) -> None:
+    book = Book(lambda: PostgresStore(database.connection))
+    postgres_server.stop()
+    try:
+        book.write(start(), published())
+        with pytest.raises(StoreError) as unreadable:
+            book.receipts()
+    finally:
+        postgres_server.start()
+    book.write(Cancelled(job_id="j2", slug="b"))
+    assert [each.job_id for each in book.receipts()] == ["j2"]
+    (warning,) = (event for event in book.logged if isinstance(event, Warned))
+    assert "the history in Postgres cannot be used" in warning.error
+    assert warning.fix == unreadable.value.fix != ""
 
 
 # --- retention
