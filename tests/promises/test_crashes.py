@@ -10,20 +10,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from outcomes import save
 from remotes import left_over
 from requirements import provide
-from sites import events_in, eventually, lines_of
+from sites import eventually, lines_of
 from soak import kills
 from soak.report import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from sites import Site
@@ -246,40 +245,6 @@ def test_a_person_who_holds_the_index_does_not_stop_publishing(site: Site) -> No
 # How the loop ends and how it goes on
 
 
-class Running:
-    """A worker whose log goes to a file, so that it can be read while it runs."""
-
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
-        self.process = process
-        self._log = log
-
-    @property
-    def text(self) -> str:
-        return self._log.read_text()
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return events_in(self.text)
-
-    def names(self) -> list[str]:
-        return [event["event"] for event in self.events]
-
-    def has(self, name: str) -> bool:
-        return f'"event":"{name}"' in self.text.replace('": "', '":"')
-
-    def end(self) -> int:
-        """What it exits with after a SIGTERM."""
-        self.process.terminate()
-        return self.process.wait(60)
-
-
-@contextmanager
-def worker(site: Site, **env: str) -> Iterator[Running]:
-    log = site.root / "log"
-    with site.running_to(log, **FAST, **env) as process:
-        yield Running(process, log)
-
-
 def die_in_a_push(site: Site, *slugs: str) -> None:
     """The jobs are in flight, their worker is dead, and the remote has none of them."""
     save(site, *slugs)
@@ -297,14 +262,15 @@ def in_flight(site: Site) -> int:
 
 
 def test_a_worker_whose_lock_file_is_gone_publishes_nothing_more_and_ends(site: Site) -> None:
-    with worker(site) as running:
-        eventually(lambda: running.has("worker-started"))
+    with site.running(**FAST) as worker:
+        lines = lines_of(worker)
+        assert next(lines)["event"] == "worker-started"
         (site.storage / "worker.lock").unlink()
         save(site, "a")
-        assert running.process.wait(60) == 1
-        assert running.names()[-2:] == ["warning", "worker-stopped"]
-        assert "lock" in running.events[-2]["error"]
-        assert running.names().count("start") <= 1
+        *earlier, warning, last = lines
+        assert (warning["event"], last["event"], worker.wait()) == ("warning", "worker-stopped", 1)
+        assert "lock" in warning["error"]
+        assert [event["event"] for event in earlier] in ([], ["start"])
     assert len(site.remote_log()) == 1
     assert site.job("a").get("attempts", 0) == 0
     assert site.run_once().of("published")
@@ -315,9 +281,9 @@ def test_a_lock_lost_between_claim_and_push_gives_the_job_back(site: Site) -> No
     site.write_post(".gitattributes", "*.md filter=thief\n")
     site.git("config", "filter.thief.clean", f"rm -f {site.storage}/worker.lock; cat")
     save(site, "a")
-    with worker(site) as running:
-        assert running.process.wait(60) == 1
-        assert running.names() == ["worker-started", "start", "warning", "worker-stopped"]
+    with site.running(**FAST) as worker:
+        names = [event["event"] for event in lines_of(worker)]
+        assert (names, worker.wait()) == (["worker-started", "start", "warning", "worker-stopped"], 1)
     assert len(site.remote_log()) == 1
     assert (site.job("a")["slug"], site.job("a").get("attempts", 0)) == ("a", 0)
     assert in_flight(site) == 0
@@ -326,10 +292,11 @@ def test_a_lock_lost_between_claim_and_push_gives_the_job_back(site: Site) -> No
 def test_a_stop_during_recovery_leaves_what_has_not_begun(site: Site) -> None:
     die_in_a_push(site, "a", "b", "c", "d")
     push = site.hold_push()
-    with worker(site, BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="200") as running:
+    with site.running(**FAST, BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="200") as worker:
         push.wait()
-        assert running.end() == 0
-        assert Counter(running.names())["start"] == 1, "one by one"
+        worker.terminate()
+        assert [event["event"] for event in lines_of(worker)].count("start") == 1, "one by one"
+        assert worker.wait() == 0
     push.remove()
     site.run_once(**FAST)
     assert Counter(subject for _, subject in site.remote_log()) == Counter(
@@ -342,15 +309,16 @@ def test_jobs_in_doubt_wait_while_others_go_on_and_are_decided_without_a_restart
     die_in_a_push(site, "a")
     away = site.root / "away.git"
     site.remote.rename(away)
-    with worker(site) as running:
-        eventually(lambda: running.has("warning"))
+    with site.running(**FAST) as worker:
+        names = (event["event"] for event in lines_of(worker))
+        assert [next(names), next(names)] == ["worker-started", "warning"]
         save(site, "b")
-        eventually(lambda: running.has("dead-lettered") or running.has("failed"))
+        assert [next(names), next(names)] == ["start", "failed"]
         assert in_flight(site) >= 1
-        time.sleep(2)
-        # Asked at 0, 0.2, 0.6, 1.4, … s, and told once.
-        assert Counter(running.names())["warning"] == 1
+        time.sleep(2)  # asked at 0, 0.2, 0.6, 1.4, … s, and told once
         away.rename(site.remote)
         eventually(lambda: len(site.remote_log()) == 3)
-        assert running.end() == 0
+        worker.terminate()
+        assert "warning" not in names
+        assert worker.wait() == 0
     assert site.jobs() == []
