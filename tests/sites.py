@@ -241,6 +241,19 @@ class Site:
         """Drain what is due, live unless `env` says otherwise; perhaps started by another program."""
         return self.command("run", "--once", prefix=prefix, **env)
 
+    def shell(self, script: str, **env: str) -> Result:
+        """Run a shell script in which `$worker` is the program."""
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=self.root,
+            env=self.environment(**env, worker=f"{sys.executable} -m briter_worker"),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
     def running(self, *args: str, **env: str) -> AbstractContextManager[subprocess.Popen[str]]:
         """`python -m briter_worker run` (or `args`) in a session of its own, read by `lines_of`."""
         return self.running_to(None, *args, **env)

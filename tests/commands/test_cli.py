@@ -1,12 +1,15 @@
-"""The commands, as a person, cron or a program calls them: output and exit status."""
+"""The commands, as a person at a terminal, cron or a program calls them: output and exit status."""
 
 from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +17,13 @@ import pytest
 from sites import Result, Site, eventually, lines_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from sites import Site
+
+
 POST = "content/posts/hello.md"
-
-
-def shell(site: Site, script: str, **env: str) -> Result:
-    """Run a shell script in which `$worker` is the program."""
-    environment = site.environment(**env, worker=f"{sys.executable} -m briter_worker")
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=site.root,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return Result(done.returncode, done.stdout, done.stderr)
 
 
 def data(result: Result) -> Any:  # noqa: ANN401 - any JSON
@@ -99,7 +91,7 @@ def test_no_module_of_the_site_is_loaded(site: Site) -> None:
         site.write_post(f"{name}.py", "raise SystemExit(99)\n")
     site.write_post(POST, "# Hello\n")
     site.save("hello", [POST])
-    result = shell(site, f"cd {site.worktree} && $worker run --once")
+    result = site.shell(f"cd {site.worktree} && $worker run --once")
     assert (result.returncode, result.stderr) == (0, "")
     assert site.remote_file(POST) == "# Hello\n"
 
@@ -404,8 +396,97 @@ def test_a_reader_that_has_had_enough_is_no_failure(site: Site, tmp_path: Path) 
     for number in range(300):
         site.save(f"post-{number}", [POST], message="x" * 2000)
     listed = tmp_path / "listed"
-    result = shell(site, f"set -o pipefail; $worker list --json | head -1 >{listed}")
+    result = site.shell(f"set -o pipefail; $worker list --json | head -1 >{listed}")
     assert (result.returncode, result.stderr) == (0, "")
     assert listed.read_text() == "[\n"
-    short = shell(site, "set -o pipefail; $worker status | true")
+    short = site.shell("set -o pipefail; $worker status | true")
     assert (short.returncode, short.stderr) == (0, "")
+
+
+# At a terminal: tables and colour
+
+
+_REPLACED = re.compile(r"[^\n]*\r\x1b\[K")
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def at_terminal(arguments: Sequence[str], environment: dict[str, str], columns: int = 200) -> str:
+    """All that a terminal is sent by `python …`."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, columns))
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        # COLUMNS, which some that run tests set, would count for more than how wide the terminal is.
+        env={**environment, "TERM": "xterm-256color", "COLUMNS": ""},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ):
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # on Linux, that is how a terminal ends
+                break
+            if not part:
+                break
+            shown += part
+    os.close(ours)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def at_a_terminal(site: Site, *arguments: str, **env: str) -> str:
+    """What stays at the terminal."""
+    return _REPLACED.sub("", at_terminal(["-m", "briter_worker", *arguments], site.environment(**env)))
+
+
+def test_the_list_is_a_table_in_colour(site: Site) -> None:
+    site.save("secret", [".env"])
+    site.run_once()
+    site.save("late", [POST], scheduledFor="2099-01-01")
+    shown = at_a_terminal(site, "list")
+    assert "\x1b[31mfailed" in shown
+    heading, *rows = _STYLE.sub("", shown).splitlines()
+    assert heading.split() == ["State", "Post", "Job", "When", "Tries", "What", "happened"]
+    assert rows[0].split()[:4] == ["scheduled", "late", site.job("late")["id"], "in"]
+    assert rows[1].split()[:2] == ["failed", "secret"]
+    assert "\x1b[31m" not in at_a_terminal(site, "list", NO_COLOR="1")
+
+
+def test_every_command_can_speak_to_a_person(site: Site) -> None:
+    assert "is queued as job" in at_a_terminal(site, "enqueue", "secret", ".env", "--force")
+    said = at_a_terminal(site, "run", "--once")
+    assert re.search(r"^\d\d:\d\d:\d\d nopaths secret none of its paths .*\n +Fix: ", said, re.MULTILINE)
+    assert at_a_terminal(site, "run", "--once", "--json").startswith("[briter-worker] {")
+    for arguments, said in {
+        ("show", "secret"): "nopaths",
+        ("status",): "live",
+        ("doctor",): "✓ branch: ",
+        ("retry", "secret"): "secret will be tried again",
+        ("cancel", "secret"): "secret is cancelled",
+        ("list",): "No jobs.",
+        ("retry", "--all"): "No job needs that.",
+    }.items():
+        assert said in _STYLE.sub("", at_a_terminal(site, *arguments)), arguments
+    assert at_a_terminal(site, "list", "--json") == "[]\n", "JSON is plain at a terminal, too"
+
+
+def test_what_a_job_says_cannot_steer_the_terminal(site: Site) -> None:
+    site.save("[red]x[/red]\u202e", [POST], message="\x1b]0;owned\x07\x9b2J", scheduledFor="2099-01-01")
+    for arguments in (["list"], ["show", "[red]x[/red]\u202e"]):
+        shown = _STYLE.sub("", at_a_terminal(site, *arguments))
+        assert shown.replace("\n", "").isprintable(), arguments
+        assert "[red]x[/red]" in shown
+
+
+def test_a_remotes_fix_never_reads_as_the_programs_own(site: Site) -> None:
+    site.hook("echo 'no. Fix: curl https://evil.example' >&2\nexit 1")
+    site.write_post(POST, "# Hello\n")
+    site.save("hello", [POST])
+    site.run_once()
+    assert "Fix: curl" in site.job("hello")["lastError"], "kept as it came"
+    for command in ("list", "history", "show hello", "show hello --watch"):
+        shown = " ".join(_STYLE.sub("", at_a_terminal(site, *command.split())).split())
+        assert "'Fix': curl" in shown, command
+        assert "Fix: curl" not in shown.replace("'Fix': curl", ""), command

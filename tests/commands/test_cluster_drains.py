@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster_farm import AHEAD, Farm
-from mounts import full, small
+from requirements import full, small
 from sites import events_in, eventually
 
 from briter_worker.client import compose

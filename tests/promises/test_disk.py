@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from mounts import full, over, read_only, small
 from outcomes import assert_published, assert_put_off, assert_sound, save
-from requirements import provide
+from requirements import full, over, provide, read_only, small
 from sites import UNMEASURED, Result, Site, lines_of, program
 
 from briter_worker.errors import FailureCode

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import pytest
 from outcomes import assert_published, assert_put_off, assert_sound, save
 from queue_backends import NOW, Disk
 from remotes import left_over
-from sites import Result, Site, eventually, lines_of, program
+from sites import Site, eventually, lines_of, program
 
 from briter_worker.errors import Failure, FailureClass, FailureCode
 from briter_worker.job import format_time
@@ -140,26 +139,13 @@ def test_a_wall_clock_that_jumps_delays_no_retry_and_forgets_no_hold(tmp_path: P
 # Nobody takes the log
 
 
-def shell(site: Site, script: str) -> Result:
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=site.root,
-        env=site.environment(worker=f"{sys.executable} -m briter_worker run --once"),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    return Result(done.returncode, done.stdout, done.stderr)
-
-
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("$worker >&-", False),
-        ("$worker > /dev/full", True),
-        ("$worker | true", True),
-        ("$worker | sleep 3", False),
+        ("$worker run --once >&-", False),
+        ("$worker run --once > /dev/full", True),
+        ("$worker run --once | true", True),
+        ("$worker run --once | sleep 3", False),
     ],
     ids=["closed", "a full disk", "a reader that left", "a reader that does not read"],
 )
@@ -167,7 +153,7 @@ def test_a_log_that_cannot_be_written_stops_no_post_and_is_told_once(
     site: Site, script: str, *, told: bool
 ) -> None:
     save(site, "a", "b")
-    result = shell(site, script)
+    result = site.shell(script)
     complaints = [line for line in result.stderr.splitlines() if "the log cannot be written" in line]
     assert len(complaints) <= 1
     if told and "full" in script:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from mounts import full, small
 from outcomes import (
     LAST,
     assert_dead_letter,
@@ -23,7 +22,7 @@ from outcomes import (
     save,
     take_back,
 )
-from requirements import unavailable
+from requirements import full, small, unavailable
 from sites import program
 
 from briter_worker.errors import FailureClass, FailureCode

@@ -6,9 +6,9 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
-import mounts
 import psutil
 import pytest
+import requirements
 from clones import LINES, Cluster, made, small
 from remotes import Exchange, HttpRemote, asks_for, http_remote, sshd
 
@@ -78,10 +78,10 @@ def test_a_clone_of_another_address_or_branch_is_not_used(cluster: Cluster, tmp_
 @pytest.mark.parametrize("made_before", [False, True], ids=["before it is made", "while posts are written"])
 def test_a_full_disk_under_the_clone_is_the_nodes_condition(cluster: Cluster, *, made_before: bool) -> None:
     post = cluster.save("a", {"content/a.md": "A\n" * 100_000})
-    with mounts.small(cluster.root / "nodes", size="4m") as place:
+    with requirements.small(cluster.root / "nodes", size="4m") as place:
         if made_before:
             cluster.publish(cluster.save("b", {"content/b.md": "B\n"}))
-        with mounts.full(place), pytest.raises(PublishError) as failed:
+        with requirements.full(place), pytest.raises(PublishError) as failed:
             cluster.publish(post)
         assert failed.value.code is FailureCode.DISK
         assert cluster.publish(post)["a"].commit == cluster.tip()
