@@ -1,7 +1,4 @@
-"""A site of a cluster, for tests of its clones and its publisher: a real remote, and nodes as wanted.
-
-`from clones import Cluster, small`. What all nodes share, a database in production, is kept in memory here.
-"""
+"""A site of a cluster, for tests of its clones and its publisher: a real remote, and nodes as wanted."""
 
 from __future__ import annotations
 
@@ -9,79 +6,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from postgres import add_site
+from queue_backends import LONGEST_DELAY, NOW, store
 from sites import Site, write_files
 
 from briter_worker.allowlist import Allowlist
-from briter_worker.errors import UnavailableError
 from briter_worker.git.clone import open_clone
 from briter_worker.git.commits import Person
 from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.staging import Staging
-from briter_worker.job import Job
-from briter_worker.ports import Claim, Payload, Plan, PublishedVersion, SubmittedFile, blob_id
+from briter_worker.ports import Payload
+from briter_worker.queues.postgres.payloads import PayloadSource, PostgresBases
+from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
+from briter_worker.queues.postgres.rows import take_site
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from briter_worker.git.repository import Repository
-    from briter_worker.ports import BaseVersion, Outcome
+    from briter_worker.ports import Outcome
+    from briter_worker.queues.postgres.database import Database
 
 WORKER = Person("Briter Worker", "briter-worker@localhost")
-NOW = 1_800_000_000.0
 LINES = "".join(f"line {n}\n" for n in range(20))
-
-
-@dataclass
-class Database:
-    """What all nodes share. It implements `Payloads`, `BaseVersions` and `PlanStore`."""
-
-    payloads: dict[str, Payload] = field(default_factory=dict)
-    contents: dict[str, bytes] = field(default_factory=dict)
-    saved: dict[str, float] = field(default_factory=dict)
-    known: dict[str, BaseVersion] = field(default_factory=dict)
-    recorded: dict[str, Plan] = field(default_factory=dict)
-    is_away: bool = False
-
-    def of(self, keys: Collection[str]) -> Mapping[str, Payload]:
-        return {key: self.payloads[key] for key in keys}
-
-    def content(self, blob: str) -> bytes:
-        if self.is_away:
-            raise UnavailableError("the database is away")
-        return self.contents[blob]
-
-    def published(self, paths: Collection[str]) -> Mapping[str, PublishedVersion]:
-        return {path: PublishedVersion(self.saved[path]) for path in paths if path in self.saved}
-
-    def acknowledge(self, key: str) -> None:
-        """As the queue does in the transaction that removes a published job."""
-        for each in self.payloads.pop(key).files:
-            self.saved[each.path] = max(each.saved_at, self.saved.get(each.path, 0.0))
-
-    def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
-        return {path: self.known[path] for path in paths if path in self.known}
-
-    def remember(
-        self,
-        versions: Mapping[str, BaseVersion],
-        contents: Mapping[str, bytes],
-        tip: str | None = None,  # noqa: ARG002 - nothing is restored here
-    ) -> None:
-        if self.is_away:
-            raise UnavailableError("the database is away")
-        self.known |= versions
-        self.contents |= contents
-
-    def record(self, plan: Plan) -> None:
-        self.recorded[plan.id] = plan
-
-    def plans(self) -> Sequence[Plan]:
-        return list(self.recorded.values())
-
-    def drop(self, plan: Plan) -> None:
-        self.recorded.pop(plan.id, None)
 
 
 @dataclass
@@ -90,8 +39,8 @@ class Cluster:
 
     root: Path
     url: str
+    database: Database
     branch: str = "main"
-    database: Database = field(default_factory=Database)
     credentials: Mapping[str, str] | None = None
     warned: list[str] = field(default_factory=list)
     clock: float = NOW
@@ -134,28 +83,26 @@ class Cluster:
     def save(
         self,
         slug: str,
-        files: Mapping[str, str | bytes | None],
+        files: Mapping[str, str | None],
         *,
-        folders: Iterable[str] = (),
-        at: float | None = None,
+        folders: Sequence[str] = (),
         bases: Mapping[str, str | None] | None = None,
-    ) -> Claim:
-        """A CMS saves a post: a job with all that it publishes."""
+    ) -> str:
+        """A CMS saves a post: a job with all that it publishes. Return its slug."""
         self.clock += 1
-        saved_at = self.clock if at is None else at
-        submitted: list[SubmittedFile] = []
-        for path, text in files.items():
-            content = text.encode() if isinstance(text, str) else text
-            blob = None if content is None else blob_id(content)
-            if content is not None and blob is not None:
-                self.database.contents[blob] = content
-            base = (bases or {}).get(path)
-            submitted.append(SubmittedFile(path, "100644", blob, saved_at, base, path in (bases or {})))
-        key = f"{slug}-{self.clock}"
-        folders = tuple(folders)
-        self.database.payloads[key] = Payload(tuple(submitted), folders)
-        job = Job(id=key, slug=slug, paths=folders or tuple(files), created_at=saved_at)
-        return Claim(key, job, 1)
+        contents = {path: None if text is None else text.encode() for path, text in files.items()}
+        source = PayloadSource.of(contents, folders=folders)
+        submitted = tuple(
+            file._replace(base=(bases or {}).get(file.path), has_base=file.path in (bases or {}))
+            for file in source.payload.files
+        )
+        return self.submit(slug, source._replace(payload=Payload(submitted, tuple(folders))))
+
+    def submit(self, slug: str, source: PayloadSource) -> str:
+        """Store a job with what it brings."""
+        paths = [*(source.payload.folders or (file.path for file in source.payload.files))]
+        store(self.database, {"slug": slug, "paths": paths}, source, now=self.clock)
+        return slug
 
     @contextmanager
     def opened(self, node: str = "one") -> Iterator[Repository]:
@@ -165,13 +112,21 @@ class Cluster:
         ) as repository:
             yield repository
 
-    def publisher(self, repository: Repository) -> GitPublisher:
+    def take(self) -> int:
+        """A worker takes the site; return its fencing token."""
+        return int(take_site(self.database, "site", "worker")["token"])
+
+    def plans(self, token: int) -> PostgresPlans:
+        return PostgresPlans(self.database, "site", token=token)
+
+    def publisher(self, repository: Repository, token: int) -> GitPublisher:
         staging = Staging(repository, Allowlist(["content"]), 100 << 20, lambda *_: None)
+        bases = PostgresBases(self.database, "site", token=token)
         return GitPublisher(
             repository,
-            copies=SubmittedCopies(staging, self.database, self.database),
-            plans=self.database,
-            bases=self.database,
+            copies=SubmittedCopies(staging, bases, bases),
+            plans=self.plans(token),
+            bases=bases,
             identity=WORKER,
             dry_run=False,
             progress=lambda _phase, _done, _total: None,
@@ -181,41 +136,44 @@ class Cluster:
 
     def publish(
         self,
-        *claims: Claim,
+        *slugs: str,
         node: str = "one",
         scheduled: Mapping[str, float] | None = None,
         settle: bool = True,
     ) -> dict[str, Outcome]:
         """Drain these on a node; the outcomes by slug. `settle` False: the worker dies after the push."""
-        slugs = {claim.key: claim.job.slug for claim in claims}
+        token = self.take()
+        queue = PostgresQueue(self.database, "site", token=token, longest_delay=LONGEST_DELAY, dry_run=False)
+        waiting = [*queue.recover(self.clock), *queue.claim(self.clock).claims]
+        claims = [claim for slug in slugs for claim in waiting if claim.job.slug == slug]
+        queue.release([claim for claim in waiting if claim.job.slug not in slugs])
+        by_key = {claim.key: claim for claim in claims}
         found: dict[str, Outcome] = {}
         with self.opened(node) as repository:
-            publisher = self.publisher(repository)
-            for outcomes in publisher.publish(
+            for outcomes in self.publisher(repository, token).publish(
                 claims,
                 scheduled=lambda: scheduled or {},
                 check=lambda _key, _changes: None,
                 cancelled=tuple,
                 now=NOW,
             ):
-                found |= {slugs[outcome.key]: outcome for outcome in outcomes}
+                found |= {by_key[outcome.key].job.slug: outcome for outcome in outcomes}
                 if not settle:
                     break
-                for outcome in outcomes:
-                    if outcome.failure is None:
-                        self.database.acknowledge(outcome.key)
+                done = [by_key[outcome.key] for outcome in outcomes if outcome.failure is None]
+                queue.acknowledge(done, {})
         return found
 
-    def resolve(self, node: str = "one") -> dict[str, str]:
-        """What landed of the recorded plans: commits by claim key."""
+    def resolve(self, node: str = "one") -> int:
+        """Look what landed of the recorded plans; return the number of its jobs."""
         with self.opened(node) as repository:
-            landed = self.publisher(repository).resolve()
-            return {each.key: each.commit or "" for outcomes in landed for each in outcomes}
+            publisher = self.publisher(repository, self.take())
+            return sum(len(outcomes) for outcomes in publisher.resolve())
 
 
-def made(root: Path, files: Mapping[str, str | None]) -> Cluster:
+def made(root: Path, database: Database, files: Mapping[str, str | None]) -> Cluster:
     """A remote with these files in one commit."""
-    cluster = Cluster(root, str(root / "remote.git"))
+    cluster = Cluster(root, str(root / "remote.git"), database)
     cluster.git("init", "-q", "--bare", "--initial-branch=main", str(cluster.remote), cwd=root)
     cluster.git("init", "-q", "--initial-branch=main", str(root / "other"), cwd=root)
     cluster.git("remote", "add", "origin", str(cluster.remote), cwd=root / "other")
@@ -226,10 +184,12 @@ def made(root: Path, files: Mapping[str, str | None]) -> Cluster:
     return cluster
 
 
-def small(root: Path) -> Cluster:
+def small(root: Path, database: Database) -> Cluster:
     """A site with a few posts."""
+    add_site(database)
     return made(
         root,
+        database,
         {"content/posts/welcome.md": "# Welcome\n", "content/posts/b.md": LINES, "README.md": "Hello\n"},
     )
 

@@ -8,13 +8,15 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from clones import LINES, NOW, Cluster, blobs_here, small
+from clones import LINES, Cluster, blobs_here, small
+from queue_backends import NOW
 from remotes import Exchange, cuts_after, http_remote
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import FailureCode, PublishError
 from briter_worker.git.payloads import Gathered, gather
 from briter_worker.ports import blob_id
+from briter_worker.queues.postgres.payloads import PayloadSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,11 +24,12 @@ if TYPE_CHECKING:
     from sites import Site
 
     from briter_worker.ports import Outcome
+    from briter_worker.queues.postgres.database import Database
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return small(tmp_path)
+def cluster(tmp_path: Path, database: Database) -> Cluster:
+    return small(tmp_path, database)
 
 
 def code(outcome: Outcome) -> FailureCode | None:
@@ -58,13 +61,11 @@ def test_what_was_deleted_below_a_declared_folder_of_a_clone_is_deleted(
     cluster.git("clone", "-q", str(cluster.remote), str(cms))
     cluster.person({"content/posts/x/theirs.md": "theirs\n"})
     shutil.rmtree(cms / "content/posts/x")
-    request = cluster.save("x", {}, folders=[declared])
     found = gather(
         cms, [declared], allowlist=Allowlist(["content"]), max_bytes=1 << 20, saved_at=cluster.clock
     )
-    cluster.database.payloads[request.key] = found.payload
-    cluster.database.contents |= {blob: found.content(blob) for blob in found.sources}
-    assert cluster.publish(request)["x"].failure is None
+    cluster.submit("x", PayloadSource(found.payload, found.content))
+    assert cluster.publish("x")["x"].failure is None
     assert cluster.file("content/posts/x/gone.md") is None
     assert cluster.file("content/posts/x/theirs.md") == "theirs\n"
 
@@ -137,9 +138,9 @@ def test_what_the_site_ignores_is_refused_unless_git_has_it(cluster: Cluster) ->
 
 
 def test_of_two_versions_in_a_batch_the_newer_is_published_whichever_comes_first(cluster: Cluster) -> None:
-    new = cluster.save("new", {"content/x/a.md": "new\n"}, folders=["content/x"])
     files = {"content/x/a.md": "old\n", "content/x/b.md": "gone since\n"}
-    old = cluster.save("old", files, folders=["content/x"], at=NOW - 5)
+    old = cluster.save("old", files, folders=["content/x"])
+    new = cluster.save("new", {"content/x/a.md": "new\n"}, folders=["content/x"])
     cluster.publish(new, old)
     assert cluster.file("content/x/a.md") == "new\n"
     assert cluster.file("content/x/b.md") is None
@@ -202,13 +203,13 @@ def test_a_push_whose_answer_was_lost_is_found_by_another_node(cluster: Cluster)
         assert failure.value.code is FailureCode.NETWORK
     cluster.url = url
     assert cluster.log() == ["Publish a", "Start the site"]
-    plans = dict(cluster.database.recorded)
+    (plan,) = cluster.plans(0).plans()
     # However much was published upon it, and whatever the node has of it.
     for number in range(3):
         cluster.person({"content/theirs.md": f"{number}\n"})
     for node in ("two", "three", "two"):
-        cluster.database.recorded = dict(plans)
-        assert cluster.resolve(node).keys() == {a.key}
+        assert cluster.resolve(node) == 1
+        cluster.plans(cluster.take()).record(plan)
 
 
 def test_an_edit_of_what_landed_unsettled_is_no_conflict_with_ourselves(cluster: Cluster) -> None:

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from briter_worker.queues.postgres.database import Database
+
 SECRET = "s3cret-canary-0451"  # noqa: S105 - the canary
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return small(tmp_path)
+def cluster(tmp_path: Path, database: Database) -> Cluster:
+    return small(tmp_path, database)
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_a_clone_that_is_lost_or_damaged_costs_no_attempt(cluster: Cluster, dama
 def test_a_clone_of_another_address_or_branch_is_not_used(cluster: Cluster, tmp_path: Path) -> None:
     cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
     (tmp_path / "elsewhere").mkdir()
-    other = made(tmp_path / "elsewhere", {"content/other.md": "other\n"})
+    other = made(tmp_path / "elsewhere", cluster.database, {"content/other.md": "other\n"})
     url, cluster.url = cluster.url, other.url
     cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
     assert other.log() == ["Publish c", "Start the site"]

@@ -240,7 +240,7 @@ class PostgresPayloads:
             for number, raw, mode, *rest in connection.cursor(binary=True).execute(_READ_PAYLOADS, values):
                 path = decode_path(raw)
                 if mode == FOLDER:
-                    folders[number].append(path)
+                    folders[number].append(path.rstrip("/"))
                     continue
                 (*file, saved_at, outdated_by, is_known, base, conflict, content) = rest
                 files[number].append(SubmittedFile(path, mode, *file))
