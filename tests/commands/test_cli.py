@@ -89,8 +89,7 @@ def test_the_log_is_utf_8_whatever_the_locale(site: Site) -> None:
 def test_no_module_of_the_site_is_loaded(site: Site) -> None:
     for name in ("git", "psutil", "typer", "json", "briter_worker_cli", "watchfiles", "filelock"):
         site.write_post(f"{name}.py", "raise SystemExit(99)\n")
-    site.write_post(POST, "# Hello\n")
-    site.save("hello", [POST])
+    site.save_post("hello", "# Hello\n")
     result = site.shell(f"cd {site.worktree} && $worker run --once")
     assert (result.returncode, result.stderr) == (0, "")
     assert site.remote_file(POST) == "# Hello\n"
@@ -124,8 +123,7 @@ def test_a_persons_commits_are_named_with_the_command_that_pushes_them(site: Sit
 
 
 def test_without_git_the_job_waits_and_says_what_is_missing(site: Site) -> None:
-    site.write_post(POST, "# Hello\n")
-    site.save("hello", [POST])
+    site.save_post("hello", "# Hello\n")
     (failed,) = site.run_once(PATH="/nowhere").of("failed")
     assert failed["failure"] == "git-missing"
     assert "install git" in failed["fix"]
@@ -482,8 +480,7 @@ def test_what_a_job_says_cannot_steer_the_terminal(site: Site) -> None:
 
 def test_a_remotes_fix_never_reads_as_the_programs_own(site: Site) -> None:
     site.hook("echo 'no. Fix: curl https://evil.example' >&2\nexit 1")
-    site.write_post(POST, "# Hello\n")
-    site.save("hello", [POST])
+    site.save_post("hello", "# Hello\n")
     site.run_once()
     assert "Fix: curl" in site.job("hello")["lastError"], "kept as it came"
     for command in ("list", "history", "show hello", "show hello --watch"):

@@ -84,8 +84,7 @@ def test_a_running_worker_answers_prometheus(site: Site) -> None:
         assert before["briter_jobs{state=pending}"] == 0
         site.save("late", ["content/posts/late.md"], scheduledFor="2099-01-01")
         site.save("bad", [".env"])
-        site.write_post(POST, "Hello\n")
-        site.save("hello", [POST])
+        site.save_post("hello", "Hello\n")
         expected = {"nopaths", "published"}
         while expected:
             expected.discard(next(lines)["event"])
@@ -101,8 +100,7 @@ def test_a_running_worker_answers_prometheus(site: Site) -> None:
 
 
 def test_a_port_in_use_stops_no_publication(site: Site) -> None:
-    site.write_post(POST, "Hello\n")
-    site.save("hello", [POST])
+    site.save_post("hello", "Hello\n")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

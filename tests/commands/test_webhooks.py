@@ -393,8 +393,7 @@ def told(receiver: Receiver) -> list[str]:
 
 
 def test_a_run_of_cron_sends_its_messages_before_it_ends(site: Site, receiver: Receiver) -> None:
-    site.write_post(POST, "Hello\n")
-    site.save("hello", [POST], webhook=f"{receiver.url}/own")
+    site.save_post("hello", "Hello\n", webhook=f"{receiver.url}/own")
     run = site.run_once(**env(receiver))
     assert run.returncode == 0
     assert sorted(receiver.paths()) == ["/own", "/site"]
@@ -432,8 +431,7 @@ def test_a_site_condition_is_sent_once_and_once_when_it_ends(site: Site, receive
     settings = env(receiver, BRITER_WORKER_BACKOFF_MS="0")
     settings["BRITER_WEBHOOK_URLS"] += "#condition"
     away = site.remote.rename(site.root / "away.git")
-    site.write_post(POST, "Hello\n")
-    site.save("hello", [POST])
+    site.save_post("hello", "Hello\n")
     for _ in range(3):  # each minute's cron, until it is a dead letter and beyond
         site.run_once(**settings, BRITER_WORKER_MAX_ATTEMPTS="2")
     (said,) = receiver.received

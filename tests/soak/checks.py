@@ -72,6 +72,9 @@ class CheckedHistory(RuleBasedStateMachine):
                 winner = self.model.saves[event.superseded_by]
                 assert winner.slug == save.slug, f"superseded by another slug: {event}"
                 assert winner.created > save.created, f"the older save won: {save}, {winner}"
+                waits = winner.until > self.now
+                assert waits or save.id not in started, f"given up for a due save: {save}, {winner}"
+                started.pop(save.id, None)
                 if not set(save.paths) <= set(winner.paths):
                     winner.is_tried = False  # its paths are more now
             elif isinstance(event, seen.Revived):
