@@ -290,6 +290,10 @@ class Site:
         lines = self.git("log", "--format=%H%x09%s", f"refs/heads/{branch}", cwd=self.remote).splitlines()
         return [(commit, subject) for commit, _, subject in (line.partition("\t") for line in lines)]
 
+    def subjects(self, branch: str = "main") -> list[str]:
+        """The subjects of everything on the remote's branch, newest first."""
+        return [subject for _, subject in self.remote_log(branch)]
+
     def remote_file(self, path: str, branch: str = "main") -> str | None:
         """The remote's version of a file, to the letter; None when it has none."""
         command = ["git", "cat-file", "blob", f"refs/heads/{branch}:{path}"]

@@ -89,7 +89,7 @@ def test_the_readmes_five_minutes_publish_a_post_of_ones_own_site(site: Site) ->
     said = _follow(here, site.root)
 
     assert '"event":"published"' in said
-    assert [subject for _, subject in site.remote_log()] == ["Publish Hello", "Start the site"]
+    assert site.subjects() == ["Publish Hello", "Start the site"]
     site.write_post("content/posts/hello.md", "# Hello again\n")
     _follow([f"cd {site.root}", job], site.root)
     assert [entry["slug"] for entry in site.run_once().of("published")] == ["hello"]

@@ -360,10 +360,6 @@ def states(site: Site) -> dict[str, str]:
     return {job["slug"]: job["state"] for job in json.loads(site.command("list", "--json").stdout)}
 
 
-def subjects(site: Site) -> list[str]:
-    return [subject for _, subject in site.remote_log()]
-
-
 def outcomes(result: Result) -> list[tuple[str, str, bool]]:
     return [
         (e["event"], e["slug"], e["dryRun"])
@@ -381,7 +377,7 @@ def test_a_dry_run_is_the_default_moves_nothing_and_keeps_its_jobs(site: Site, v
     assert outcomes(result) == [("published", "a", True)]
     assert len(result.of("published")[0]["commit"]) == 40
     assert local_side(site) == before
-    assert subjects(site) == ["Start the site"]
+    assert site.subjects() == ["Start the site"]
     job = site.job("a")
     assert (job["status"], job["attempts"], bool(job["dryRunAt"])) == ("pending", 0, True)
     assert states(site) == {"a": "tried"}
@@ -392,7 +388,7 @@ def test_the_first_live_run_publishes_in_order_what_the_queue_holds(site: Site) 
         save(site, slug)
         site.run_once(**DRY)
     assert [event["slug"] for event in site.run_once().of("published")] == ["a", "b", "c"]
-    assert subjects(site) == ["Publish c", "Publish b", "Publish a", "Start the site"]
+    assert site.subjects() == ["Publish c", "Publish b", "Publish a", "Start the site"]
     assert (site.jobs(), site.git("status", "--porcelain")) == ([], "")
 
 

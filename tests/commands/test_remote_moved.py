@@ -33,7 +33,7 @@ def test_other_posts_of_the_remote_are_taken_over(site: Site) -> None:
     assert result.names() == ["worker-started", "start", "site-updated", "published", "worker-stopped"]
     assert result.of("site-updated")[0]["paths"] == ["content/posts/theirs.md"]
     assert result.of("published")[0]["attempt"] == 1
-    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Theirs", "Start the site"]
+    assert site.subjects() == ["Publish a", "Theirs", "Start the site"]
     assert (site.worktree / "content/posts/theirs.md").read_text() == "theirs\n"
     assert site.git("status", "--porcelain") == ""
     assert site.git("rev-parse", "main") == site.remote_log()[0][0]
@@ -163,7 +163,7 @@ def test_a_persons_commit_on_a_diverged_branch_stops_no_post(site: Site) -> None
     result = site.run_once()
     assert result.of("published")
     assert "commits that the remote lacks" in result.of("warning")[0]["error"]
-    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Theirs", "Start the site"]
+    assert site.subjects() == ["Publish a", "Theirs", "Start the site"]
     assert site.git("log", "-1", "--format=%s") == "By hand"
 
 

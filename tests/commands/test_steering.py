@@ -65,7 +65,7 @@ def test_a_post_that_is_cancelled_before_its_push_is_left_out_of_it_and_the_othe
             ("start", "goes"),
             ("start", "stays"),
         ]
-    assert [subject for _, subject in site.remote_log()][:2] == ["Publish stays", "Slow filter"]
+    assert site.subjects()[:2] == ["Publish stays", "Slow filter"]
     assert site.jobs() == []
     assert site.remote_file("content/posts/goes.md") is None
 
@@ -178,10 +178,6 @@ def listed(site: Site, **env: str) -> dict[str, Any]:
     return dict(job)
 
 
-def subjects(site: Site) -> list[str]:
-    return [subject for _, subject in site.remote_log()]
-
-
 def test_what_is_still_quiet_is_left_and_shown_with_its_end(site: Site) -> None:
     save_hello(site, age=5.0)
     result = site.run_once(**QUIET)
@@ -200,8 +196,8 @@ def test_a_worker_makes_one_commit_of_what_is_saved_again_and_again(site: Site) 
         for number in range(5):
             save_hello(site, f"{number}\n", message=f"save {number}")
         eventually(lambda: site.remote_file(POST) == "4\n")
-    assert subjects(site)[0] == "save 4"
-    assert len(subjects(site)) == 2
+    assert site.subjects()[0] == "save 4"
+    assert len(site.subjects()) == 2
 
 
 @pytest.mark.parametrize("is_on", [True, False])
@@ -229,7 +225,7 @@ def test_forged_co_authors_are_refused(site: Site, forged: object) -> None:
     save_hello(site, age=9.0, coAuthors=forged)
     assert site.run_once(BRITER_GIT_CO_AUTHORS="true").returncode == 1
     assert site.job("hello")["failure"] == "malformed"
-    assert len(subjects(site)) == 1
+    assert len(site.subjects()) == 1
 
 
 def test_the_doctor_proposes_a_quiet_time_for_a_post_published_again_and_again(site: Site) -> None:

@@ -77,7 +77,7 @@ def test_what_was_read_from_another_branch_is_never_published(
     before = drafts.git("rev-parse", "main", "drafts")
     assert_put_off(drafts, drafts.run_once(), failure)
     assert drafts.job("a")["fix"]
-    assert [subject for _, subject in drafts.remote_log()] == ["Attributes", "Start the site"]
+    assert drafts.subjects() == ["Attributes", "Start the site"]
     assert drafts.git("rev-parse", "main", "drafts") == before
     program(person, "cat")
     if back:
@@ -125,7 +125,7 @@ def test_a_persons_commit_during_the_push_stops_no_post_and_goes_out_by_pull(
         file.write_text(lines + "more\n")
 
     assert site.command("pull", "--rebase", "--push").returncode == 0
-    subjects = [subject for _, subject in site.remote_log()]
+    subjects = site.subjects()
     assert subjects == ["Theirs", "Publish b", f"Publish {post}", "Start the site"]
     assert site.git("rev-parse", "main") == site.remote_log()[0][0]
     assert file.read_text() == lines + ("more\n" if edited else "")
@@ -195,7 +195,7 @@ def test_no_commit_of_a_persons_takes_a_post_back(site: Site, command: str, args
     assert site.git("show", "--format=", "--name-status", note) == "A\tnotes.txt"
     site.run_once()
     assert site.command("pull", "--rebase", "--push").returncode == 0
-    subjects = [subject for _, subject in site.remote_log()]
+    subjects = site.subjects()
     assert sorted(subjects) == ["A note", "Publish a", "Start the site", "Theirs"]
     assert site.remote_file(POST) == "published\n"
     assert site.remote_file("content/posts/welcome.md") == "# Theirs\n"

@@ -60,7 +60,7 @@ def test_what_is_no_job_is_a_dead_letter_with_its_bytes_kept_and_the_others_go_o
     assert_published(site, result, "a", "b")
     told = {Path(entry["file"]).read_bytes() for entry in result.of("quarantined")}
     assert told == set((TORN | MALFORMED).values())
-    assert [subject for _, subject in site.remote_log()] == ["Publish b", "Publish a", "Start the site"]
+    assert site.subjects() == ["Publish b", "Publish a", "Start the site"]
     for name in TORN | MALFORMED:
         job = document_of(site, name)
         code = FailureCode.UNREADABLE if name in TORN else FailureCode.MALFORMED
@@ -194,7 +194,7 @@ def test_a_save_during_the_push_is_published_next(site: Site, way: str, *, refus
         write = f"{target}.write_bytes(pathlib.Path('../../job').read_bytes())"
         writer(site, f"import pathlib; {move if way == 'renamed over' else write}")
         events = let_go()
-    subjects = [subject for _, subject in site.remote_log()]
+    subjects = site.subjects()
     assert subjects == ["Newer", *([] if refuse else ["Publish a"]), "Start the site"]
     assert settled(events)[-1] == ("published", 1)
     assert site.remote_file("content/posts/a.md") == "newer\n"
@@ -219,7 +219,7 @@ def test_a_save_behind_the_push_can_be_cancelled_and_stays_cancelled(site: Site)
         assert site.command("cancel", "newer").returncode == 0
         events = let_go()
     assert settled(events) == [("published", 1)]
-    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Start the site"]
+    assert site.subjects() == ["Publish a", "Start the site"]
     assert site.jobs() == []
 
 

@@ -170,7 +170,7 @@ def test_one_save_is_one_commit_though_its_file_changes_while_the_remote_is_lost
     site.write_post("content/posts/a.md", "a, edited\n")
     http.heal()
     assert len(site.run_once().of("published")) == 1
-    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Start the site"]
+    assert site.subjects() == ["Publish a", "Start the site"]
     assert site.remote_file("content/posts/a.md") == "a\n"
     assert site.jobs() == []
 
@@ -182,7 +182,7 @@ def test_an_edit_after_a_lost_answer_is_an_edit_of_what_landed(site: Site, http:
     http.heal()
     site.save_post("a", "a, edited\n", message="Edit a")
     assert site.run_once().of("published")
-    assert [subject for _, subject in site.remote_log()] == ["Edit a", "Publish a", "Start the site"]
+    assert site.subjects() == ["Edit a", "Publish a", "Start the site"]
     assert site.remote_file("content/posts/a.md") == "a, edited\n"
     assert site.jobs() == []
 
@@ -199,7 +199,7 @@ def test_a_lost_push_that_lands_late_is_not_done_twice_though_its_file_changes(
     site.write_post("content/posts/a.md", "a, edited\n")
     site.command("retry", "a")
     assert [event["commit"] for event in site.run_once().of("published")] == [commit]
-    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Start the site"]
+    assert site.subjects() == ["Publish a", "Start the site"]
     assert site.git("diff", "--name-only") == "content/posts/a.md"
     assert site.jobs() == []
 
@@ -235,7 +235,7 @@ def test_an_edit_of_a_push_that_landed_late_is_no_conflict_though_its_own_push_f
     site.command("retry", "a")
     result = site.run_once()
     assert result.of("published"), result.stdout
-    assert [subject for _, subject in site.remote_log()] == ["Edit a", "Publish a", "Start the site"]
+    assert site.subjects() == ["Edit a", "Publish a", "Start the site"]
 
 
 def test_a_worker_that_is_killed_while_its_push_is_under_way_does_not_do_it_twice(

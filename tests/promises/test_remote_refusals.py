@@ -115,7 +115,7 @@ def test_five_races_lost_in_a_row_cost_no_attempt(site: Site) -> None:
     site.hook(RACE.format(races=5))
     save(site, "a")
     assert_published(site, site.run_once(), attempt=1)
-    subjects = [subject for _, subject in site.remote_log()]
+    subjects = site.subjects()
     assert subjects == ["Publish a", *(f"Race {n}" for n in range(4, -1, -1)), "Start the site"]
     assert site.git("rev-parse", "main") == site.remote_log()[0][0]
 
@@ -129,7 +129,7 @@ def test_races_that_never_end_are_this_batchs_bad_luck(site: Site) -> None:
     file.unlink()
     site.command("retry", "a")
     assert site.run_once().of("published")
-    assert [subject for _, subject in site.remote_log()].count("Publish a") == 1
+    assert site.subjects().count("Publish a") == 1
 
 
 # The remote minds one post

@@ -101,7 +101,7 @@ def test_a_live_commit_in_its_editor_neither_stops_a_post_nor_loses_its_lock(sit
         assert held.exists(), "it is old, but its holder lives"
     site.run_once()
     assert site.git("diff", "--cached", "--name-status") == "A\tdraft.md"
-    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Start the site"]
+    assert site.subjects() == ["Publish a", "Start the site"]
 
 
 @pytest.mark.parametrize("name", ["site", "a-link-to-it"])
@@ -157,7 +157,7 @@ def test_what_a_person_is_in_the_middle_of_is_left_alone(
     assert_put_off(site, site.run_once(), failure)
     assert site.job("a")["fix"] == json.loads(site.command("status", "--json").stdout)["fix"] != ""
     assert (site.git("status", "--porcelain=v2", "--branch"), site.git("for-each-ref")) == before
-    assert [subject for _, subject in site.remote_log()] == ["Mine", "Start the site"]
+    assert site.subjects() == ["Mine", "Start the site"]
     site.git(*end.split())
     assert_published(site, try_again(site))
 
@@ -260,7 +260,7 @@ def test_linked_work_trees_keep_apart_what_is_theirs(site: Site) -> None:
     assert site.run_once(**DRY).of("published")
     save(other, "b")
     assert other.run_once(BRITER_GIT_BRANCH="fr").of("published")
-    assert [subject for _, subject in site.remote_log("fr")] == ["Publish b", "Start the site"]
+    assert site.subjects("fr") == ["Publish b", "Start the site"]
     assert len(site.remote_log()) == 1
     assert [job["slug"] for job in site.jobs()] == ["a"]
 
@@ -292,7 +292,7 @@ def test_a_damaged_ref_is_named_with_the_command_that_repairs_it(site: Site, nam
     fix = site.job("a")["fix"]
     subprocess.run(["sh", "-ec", fix], cwd=site.worktree, check=True, capture_output=True)
     assert try_again(site).of("published")
-    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Start the site"]
+    assert site.subjects() == ["Publish a", "Start the site"]
 
 
 def test_the_repair_of_a_damaged_branch_brings_back_what_only_it_had(site: Site) -> None:
