@@ -58,7 +58,8 @@ def test_a_post_that_is_cancelled_before_its_push_is_left_out_of_it_and_the_othe
         assert [job["cancelled"] for job in json.loads(done.stdout)] == [False]
         end.touch()
         lines = lines_of(worker)
-        seen = until(lines, "published") + until(lines, "cancelled")
+        ends = ("published", "cancelled")
+        seen = until(lines, *ends) + until(lines, *ends)
         assert sorted((line["event"], line["slug"]) for line in seen if "slug" in line) == [
             ("cancelled", "goes"),
             ("published", "stays"),
