@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+from remotes import left_over
 
 from soak.processes import send, tree_of
 
@@ -190,12 +191,7 @@ class Node:
 
     def left_over(self) -> list[str]:
         """Return the processes that still run in this node's folder."""
-        found: list[str] = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.cwd().startswith(f"{self.folder}/"):
-                    found.append(" ".join(process.cmdline()))
-        return found
+        return left_over(self.folder)
 
 
 class Incidents:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from briter_worker import events as seen
 from soak.checks import iso
-from soak.expected_tree import Oracle, Wanted, above, proper, put
-from soak.random_tree import ATTRIBUTES, BAD, FOLDERS, IGNORE, LARGE, RandomTree
 from soak.report import Report, share_out
 from soak.repository import GITLINK, LAX, Blob, Tree, git, join, read_history, read_tree
+from soak.trees import ATTRIBUTES, BAD, FOLDERS, IGNORE, LARGE, Oracle, RandomTree, Wanted, above, proper, put
 from soak.worker import LocalSite, memory_folder
 
 if TYPE_CHECKING:

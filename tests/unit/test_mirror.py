@@ -1,22 +1,31 @@
-"""The clone of the CMS follows the remote: branch, index and files, now or later."""
+"""The clone of the CMS: it follows the remote, takes local commits along by `pull`, and stays tidy."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
+import time
 import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
 from mirror_worker import MirrorWorker
 
+from briter_worker.errors import DeclinedError, PublishError
+from briter_worker.git import repository as repository_module
 from briter_worker.git import work_tree as work_tree_module
+from briter_worker.git.pull import PullResult, pull
+from briter_worker.git.repository import Repository
+from briter_worker.git.run import Git
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
+    from pathlib import Path
 
     from sites import Site
+
 
 WELCOME = "content/posts/welcome.md"
 
@@ -231,3 +240,208 @@ def test_files_are_written_and_compared_as_git_converts_them(site: Site, worker:
         assert (site.worktree / "content/a.txt").read_bytes() == round_.replace("\n", "\r\n").encode()
         assert site.git("hash-object", "content/a.rot") == site.git("rev-parse", "HEAD:content/a.rot")
         assert_followed(site, worker)
+
+
+# `pull`: local commits come onto the remote's tip, and the CMS's files stay as they are
+
+
+LINES = [f"line {number}\n" for number in range(12)]
+
+
+@pytest.fixture
+def clone(site: Site) -> MirrorWorker:
+    for number in range(8):
+        site.write_post(f"content/posts/{number}.md", "".join(LINES))
+    commit(site, "Posts")
+    site.git("push", "-q", "origin", "main")
+    return MirrorWorker(site.root)
+
+
+def commit(site: Site, message: str = "Mine") -> None:
+    site.git("add", "-A")
+    site.git("commit", "-qm", message)
+
+
+def edit(file: Path, line: int, text: str) -> str:
+    lines = file.read_text().splitlines(keepends=True)
+    lines[line] = f"{text}\n"
+    file.write_text("".join(lines))
+    return file.read_text()
+
+
+def publish(clone: MirrorWorker, path: str, text: str) -> bool:
+    file = clone.worktree / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return clone.sync(*clone.push({path: text}))
+
+
+def rebase(clone: MirrorWorker, *, push: bool = True) -> PullResult:
+    return pull(clone.repository, clone.checkout, rebase=True, push=push)
+
+
+def assert_settled(site: Site, clone: MirrorWorker, status: str = "") -> None:
+    assert site.git("rev-parse", "main") == clone.tip() == site.git("rev-parse", "origin/main")
+    assert site.git("status", "--porcelain") == status
+    assert site.git("worktree", "list").count("\n") == 0
+    assert {path.name for path in (site.worktree / ".git/briter").iterdir()} == {"lock"}
+    assert clone.bases() == {}
+
+
+def test_a_week_without_a_push_ends_with_everything_on_the_remote(site: Site, clone: MirrorWorker) -> None:
+    for day in range(7):
+        post = site.worktree / f"content/posts/{day}.md"
+        edit(post, 11, f"the person's, {day}")
+        site.write_post(f"theme{day}.css", f"{day}\n")
+        commit(site, f"Day {day}")
+        for number in range(6):
+            publish(clone, f"content/posts/new-{day}-{number}.md", "new\n")
+        publish(clone, f"content/posts/{day}.md", edit(post, 10, f"the CMS's, {day}"))
+        edit(post, 9, f"the person's again, {day}")
+        site.git("commit", "-qam", f"Evening {day}")
+    unsaved = edit(site.worktree / "content/posts/7.md", 5, "not saved yet")
+    assert site.git("rev-parse", "main") != clone.tip()
+
+    with pytest.raises(DeclinedError, match=r"14 local commits are not on the remote: .*Day 0") as declined:
+        pull(clone.repository, clone.checkout, rebase=False, push=False)
+    assert declined.value.fix == "briter-worker pull --rebase --push"
+    result = rebase(clone)
+
+    assert result.is_pushed
+    assert len(result.rebased) == 14
+    assert (site.worktree / "content/posts/7.md").read_text() == unsaved
+    assert_settled(site, clone, "M content/posts/7.md")
+    for day in range(7):
+        lines = [*LINES[:9], f"the person's again, {day}\n", f"the CMS's, {day}\n", f"the person's, {day}\n"]
+        assert site.remote_file(f"content/posts/{day}.md") == "".join(lines)
+        assert site.remote_file(f"theme{day}.css") == f"{day}\n"
+        assert site.remote_file(f"content/posts/new-{day}-5.md") == "new\n"
+    assert site.git("log", "-1", "--format=%an %cn %s") == "A Person A Person Evening 6"
+
+
+def test_commits_that_conflict_are_named_and_nothing_changes(site: Site, clone: MirrorWorker) -> None:
+    site.write_post("theme.css", "mine\n")
+    commit(site, "Mine: theme")
+    clone.push({"theme.css": "theirs\n"})
+    before = site.git("rev-parse", "main"), site.git("ls-files", "-s"), clone.tip()
+    with pytest.raises(
+        DeclinedError, match=r"Mine: theme.* the same lines of theme\.css; nothing"
+    ) as declined:
+        rebase(clone)
+    assert "git rebase origin/main" in declined.value.fix
+    assert (site.git("rev-parse", "main"), site.git("ls-files", "-s"), clone.tip()) == before
+    assert site.git("worktree", "list").count("\n") == 0
+    assert (site.worktree / "theme.css").read_text() == "mine\n"
+    # As the fix says, with the conflict resolved elsewhere.
+    site.git("reset", "-q", declined.value.fix.rpartition(" ")[2])
+    (site.worktree / "theme.css").unlink()
+    assert pull(clone.repository, clone.checkout, rebase=False, push=False).late_reason == ""
+    assert (site.worktree / "theme.css").read_text() == "theirs\n"
+    assert_settled(site, clone)
+
+
+@pytest.mark.parametrize("push", [False, True])
+def test_while_the_index_is_held_nothing_is_pushed(site: Site, clone: MirrorWorker, *, push: bool) -> None:
+    site.write_post("theme.css", "mine\n")
+    commit(site)
+    publish(clone, "content/posts/a.md", "a\n")
+    lock = site.worktree / ".git/index.lock"
+    lock.touch()
+    os.utime(lock, (time.time() - 60, time.time() - 60))
+    before = clone.tip()
+    with pytest.raises(PublishError, match="holds the index"):
+        rebase(clone, push=push)
+    assert clone.tip() == before
+    lock.unlink()
+    assert rebase(clone).is_pushed
+    assert site.remote_file("theme.css") == "mine\n"
+    assert_settled(site, clone)
+
+
+# Packs stay few, leftovers go, and nothing that anybody may need is dropped
+
+
+def packs(site: Site) -> list[Path]:
+    return sorted((site.worktree / ".git" / "objects" / "pack").glob("*.pack"))
+
+
+def objects(site: Site) -> set[str]:
+    return set(site.git("cat-file", "--batch-all-objects", "--batch-check=%(objectname)").split())
+
+
+def fill(site: Site, number: int) -> None:
+    """So many small packs, as publications leave them, and a loose object that nothing refers to."""
+    for i in range(number):
+        site.write_post("content/posts/a.md", f"{i}\n")
+        site.git("add", ".")
+        site.git("commit", "--quiet", "--allow-empty", f"--message={i}")
+        site.git("-c", "repack.writeBitmaps=false", "repack", "-d", "-q")
+    (site.worktree / "draft").write_text("what a person wrote, staged once and not committed\n")
+    site.git("hash-object", "-w", "draft")
+    (site.worktree / "draft").unlink()
+
+
+def tidy(site: Site, now: float | None = None, keep: Collection[str] = ()) -> Git:
+    git = Git(site.worktree, remote="origin", timeout=60)
+    repository = Repository(git, branch="main", remote="origin")
+    with repository.working():
+        repository.tidy(time.time() if now is None else now, keep)
+    return git
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository_module, "_MAX_PACKS", 4)
+
+
+@pytest.mark.usefixtures("few")
+def test_many_small_packs_become_one_and_no_object_is_dropped(site: Site) -> None:
+    fill(site, 6)
+    site.git("reset", "--quiet", "--hard", "HEAD~2")  # what nothing refers to any more is a person's to drop
+    before, many = objects(site), len(packs(site))
+    tidy(site)
+    assert len(packs(site)) <= 2 < many
+    assert objects(site) == before
+    site.git("fsck", "--strict")
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["loose", "packed"])
+def test_refs_of_dead_workers_are_removed_and_no_others(site: Site, *, packed: bool) -> None:
+    commit = site.git("rev-parse", "HEAD")
+    prefix = "refs/briter/branches/main"
+    swept, planned, pushed, theirs = (
+        *(f"{prefix}/batch/{name}" for name in ("one", "two")),
+        f"{prefix}/pushed",
+        "refs/briter/branches/other/batch/one",
+    )
+    for name in (swept, planned, pushed, theirs):
+        site.git("update-ref", name, commit)
+    if packed:
+        site.git("pack-refs", "--all", "--prune")
+
+    tidy(site, time.time(), [planned])
+    assert site.git("for-each-ref", "--format=%(refname)", "refs/briter").split() == [planned, pushed, theirs]
+
+
+def test_old_temporary_files_are_removed_and_new_ones_are_not(site: Site) -> None:
+    git_dir = site.worktree / ".git"
+    names = ["fast_import_crash_1", "objects/pack/tmp_pack_1", "objects/17/tmp_obj_1", "briter/index-1"]
+    for name in names:
+        (git_dir / name).parent.mkdir(exist_ok=True)
+        (git_dir / name).touch()
+    tidy(site)
+    assert all((git_dir / name).exists() for name in names)
+    tidy(site, time.time() + 1000)
+    assert not any((git_dir / name).exists() for name in names)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_run_of_cron_leaves_few_packs(site: Site) -> None:
+    fill(site, 1)
+    for number in range(32):
+        for file in packs(site)[0], packs(site)[0].with_suffix(".idx"):
+            shutil.copy(file, file.with_stem(f"pack-{number:040}"))
+    many = len(packs(site))
+    site.save_post("b", "b\n")
+    assert site.run_once().of("published")
+    assert len(packs(site)) < 5 < many
