@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from briter_worker import client, wiring
 from briter_worker.errors import UsageError
-from briter_worker.events import Cancelled, Steered
+from briter_worker.events import Cancelled, Event, Steered
 from briter_worker.git import undo
 from briter_worker.ports import Cancellation, Pause
 from briter_worker.sinks.recorder import FanOut, HistorySink
@@ -17,7 +17,6 @@ from briter_worker.sinks.recorder import FanOut, HistorySink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from briter_worker.events import Event
     from briter_worker.git.repository import Repository
     from briter_worker.job import Job
     from briter_worker.settings import Settings

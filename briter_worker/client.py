@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import threading
-import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
@@ -26,7 +25,6 @@ from briter_worker.queues.disk.files import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
 
 _AUTHOR = re.compile(r"\s*(?P<name>[^<>]*[^<>\s])\s*<(?P<email>[^<>\s]+)>\s*")
 _RESERVED = WORKERS_KEYS.union(
@@ -75,13 +73,14 @@ def compose(
         raise ValueError(f"paths is a list of paths, not {paths!r}")  # noqa: TRY004 - one error for all values
     if reserved := sorted(_RESERVED & extra.keys()):
         raise ValueError(f"{', '.join(reserved)}: set by the worker or by an argument of its own")
-    created = _next_millisecond()
+    # In microseconds: of two calls for a slug, the later one wins.
+    created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     document: Document = {
         "id": str(uuid4()),
         "type": GIT_SYNC,
         "slug": slug,
         "paths": list(paths),
-        "createdAt": format_time(created / 1000),
+        "createdAt": created,
     }
     if message is not None:
         document["message"] = message
@@ -131,18 +130,6 @@ def _encode(document: Document) -> bytes:
     except UnreadableJobError as error:
         raise ValueError(str(error)) from None
     return data
-
-
-_last_millisecond = 0
-_last_guard = threading.Lock()
-
-
-def _next_millisecond() -> int:
-    """Return milliseconds since 1970, later than any that this process returned before."""
-    global _last_millisecond  # noqa: PLW0603 - of the calls of all threads for a slug, the last one wins
-    with _last_guard:
-        _last_millisecond = max(time.time_ns() // 1_000_000, _last_millisecond + 1)
-        return _last_millisecond
 
 
 def default_queue() -> Path:

@@ -14,7 +14,6 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from briter_worker import events
-from briter_worker.allowlist import normalized
 from briter_worker.errors import (
     Failure,
     FailureClass,
@@ -36,11 +35,6 @@ if TYPE_CHECKING:
     from briter_worker.plugins import Plugins
     from briter_worker.ports import Change, Claim, ClaimResult, EventSink, Publisher, Queue
 
-_UNSETTLED = Failure(
-    FailureCode.UNSETTLED,
-    "a job file is still being written, and may schedule what is in this folder",
-    "have the CMS rename complete files into the queue folder",
-)
 _MAX_TITLE = 200
 
 
@@ -177,22 +171,16 @@ class Drain:
             return
         if self.stopping():
             raise StoppedError
-        unsettled: list[float] = []
-
         # Asked when the files have been read.
         superseded = cache(lambda: self.queue.find_superseded(list(batch.open.values()), self.clock()))
 
         def scheduled() -> Mapping[str, float]:
             """Look, before and after the files are read."""
             superseded.cache_clear()
-            if (until := self.queue.unsettled_until(self.clock())) is not None:
-                unsettled.append(until)
             return self.queue.scheduled_paths(self.clock())
 
         def check(key: str, changes: Sequence[Change]) -> Outcome | None:
-            if key in superseded():
-                return Outcome(key, Result.RELEASED)
-            return _deferral(batch.open[key], changes, unsettled) or batch.check(key, changes)
+            return Outcome(key, Result.RELEASED) if key in superseded() else batch.check(key, changes)
 
         try:
             for outcomes in self.publisher().publish(
@@ -413,14 +401,6 @@ class _Batch:
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
             failure = _plugin_failure(error)
             self._drain.emit(events.Warned(error=f"after {slug}: {failure.message}", fix=failure.fix))
-
-
-def _deferral(claim: Claim, changes: Sequence[Change], unsettled: Sequence[float]) -> Outcome | None:
-    """Return the outcome of a job that waits for half-written job files, as it publishes a folder."""
-    declared = {normalized(path) for path in claim.job.paths}
-    if not unsettled or all(change.path in declared for change in changes):
-        return None
-    return Outcome(claim.key, Result.FAILED, failure=_UNSETTLED, retry_at=max(unsettled))
 
 
 def _refusal(key: str, step: Callable[[], object]) -> Outcome | None:

@@ -39,7 +39,6 @@ MAX_REWRITTEN_BYTES = 16 << 20
 """The worker adds its own keys and the paths of superseded saves."""
 MAX_CO_AUTHORS = 20
 _MAX_DEPTH = 64
-_QUOTED = 80
 _UNITS = ((60, 1, "s"), (2 * 3600, 60, "min"), (2 * 86400, 3600, "h"))
 
 WORKERS_KEYS = frozenset(
@@ -101,7 +100,7 @@ def parse_time(text: str) -> float:
             moment = moment.replace(tzinfo=UTC)
         return moment.timestamp()
     except (ValueError, OverflowError):
-        raise ValueError(f"{quoted(text)} is no ISO-8601 time such as 2026-01-31T09:00:00Z") from None
+        raise ValueError(f"{one_line(text, 80)!r} is no ISO-8601 time such as 2026-01-31T09:00:00Z") from None
 
 
 def ago(seconds: float) -> str:
@@ -129,15 +128,6 @@ def format_time(seconds: float) -> str:
     except (ValueError, OverflowError, OSError):
         moment = datetime.max.replace(tzinfo=UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def quoted(text: str) -> str:
-    """Quote the text for a message; shorten a long one between words, so that no secret is cut in half."""
-    if len(text) <= _QUOTED:
-        return repr(text)
-    words = text[:_QUOTED].rsplit(maxsplit=1)
-    beginning = words[0] if len(words) > 1 else ""
-    return f"{f'{beginning}…'!r} ({len(text)} characters)"
 
 
 def _seconds(value: object, info: ValidationInfo) -> object:
@@ -433,7 +423,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> Document:
     if len(document) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for i, key in enumerate(keys) if key in keys[:i])
-        raise MalformedJobError(f"the key {quoted(twice)} occurs twice")
+        raise MalformedJobError(f"the key {one_line(twice, 80)!r} occurs twice")
     return document
 
 

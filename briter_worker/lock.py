@@ -19,6 +19,7 @@ import threading
 import uuid
 from contextlib import suppress
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from briter_worker.errors import FailureCode, PublishError, os_error_fix, os_err
 _MAX_READ_BYTES = 4096
 _RECORD_BYTES = 512
 """Records are padded to this size, so that a takeover or a heartbeat overwrites without truncating."""
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAX_PID = 2**31 - 1
 _PID_LINE = re.compile(rb"\s*(\d{1,10})(?:\s|$)")
 _START_TICKS = 19
@@ -50,8 +52,7 @@ class Holder(NamedTuple):
     dry_run: bool | None = None
     """Whether the worker runs dry: commands and pages may have other settings."""
     heartbeat: float | None = None
-    alive: bool | None = None
-    """True if the holder is alive, where that was asked."""
+    alive: bool = False
 
 
 _TYPES = {
@@ -175,32 +176,23 @@ class SiteLock:
         return False
 
 
-def read_holder(path: Path) -> Holder | None:
-    """Return the holder that the record names, alive or not. Never waits and never touches the lock."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return _parse(os.pread(descriptor, _MAX_READ_BYTES, 0)) if is_file else None
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
+def read_holder(path: Path, *, now: float | None = None, stale_after: float = 60.0) -> Holder | None:
+    """Return the holder that the record names, alive or not. Never waits.
 
-
-def is_held(path: Path, *, now: float | None = None, stale_after: float = 60.0) -> bool:
-    """Return True if the recorded worker is alive: of another container or host, if its heartbeat is fresh.
-
-    The kernel's lock is not probed: that could turn away a worker that starts at that moment.
+    A holder of another container or host counts as alive if its heartbeat is fresh. The kernel's lock is not
+    probed: that could turn away a worker that starts at that moment.
     """
-    recorded = read_holder(path)
+    recorded = None
+    with suppress(OSError), FileIO(path, opener=lambda name, _: os.open(name, _READ)) as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            recorded = _parse(file.read(_MAX_READ_BYTES))
     if recorded is None:
-        return False
-    if (is_alive := _is_alive(recorded, _this_process())) is not None:
-        return is_alive
-    return now is None or recorded.heartbeat is None or abs(now - recorded.heartbeat) <= stale_after
+        return None
+    is_alive = _is_alive(recorded, _this_process())
+    if is_alive is None:
+        beat = recorded.heartbeat
+        is_alive = now is None or beat is None or abs(now - beat) <= stale_after
+    return recorded._replace(alive=is_alive)
 
 
 def _must_respect(recorded: Holder) -> bool:

@@ -14,14 +14,15 @@ import pluggy
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import FailureCode, PublishError, RefusedError, SnoozedError
-from briter_worker.job import quoted
 from briter_worker.ports import Change, JobKind, Publication
+from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from briter_worker.job import Job
+
 
 GROUP = "briter_worker"
 __all__ = ["Change", "JobKind", "Plugins", "Publication", "RefusedError", "SnoozedError", "hookimpl"]
@@ -79,7 +80,7 @@ class Plugins:
         if job.type not in self.kinds:
             raise PublishError(
                 FailureCode.UNKNOWN_TYPE,
-                f"no plugin handles the type {quoted(job.type)}",
+                f"no plugin handles the type {one_line(job.type, 80)!r}",
                 "leave type out, or install the plugin",
             )
         self.kinds[job.type].handle(job)

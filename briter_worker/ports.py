@@ -13,14 +13,13 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from briter_worker.job import format_time
+from briter_worker.job import Document, Job, State, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from briter_worker.errors import Failure
     from briter_worker.events import Event, FileChange, Quarantined, Superseded
-    from briter_worker.job import Document, Job, State
 
 _SHA1_LENGTH = 40
 
@@ -123,9 +122,6 @@ class Queue(Protocol):
 
         0 stands for a job that cannot be read, and may be scheduled.
         """
-
-    def unsettled_until(self, now: float) -> float | None:
-        """Return until when a half-written job may turn out to schedule anything; None if there is none."""
 
     def next_due(self, now: float) -> float | None:
         """Return when the next pending job is due, or None if none waits."""

@@ -9,11 +9,9 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pydantic.alias_generators import to_camel
-
 from briter_worker.errors import FixableError, failure_text, is_environment
-from briter_worker.job import State, format_time
-from briter_worker.lock import is_held, read_holder
+from briter_worker.job import Document, Job, State, format_time
+from briter_worker.lock import Holder, read_holder
 from briter_worker.redaction import one_line, quote_fix
 from briter_worker.sinks.store import StoreError
 from briter_worker.sinks.webhooks import origin_of
@@ -22,8 +20,6 @@ from briter_worker.wiring import open_backoff, open_database, open_history, open
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from briter_worker.job import Document, Job
-    from briter_worker.lock import Holder
     from briter_worker.ports import ListedJob, Pause
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import History, Receipt
@@ -40,12 +36,6 @@ _PAUSE_S = 300.0
 """The time from one run of cron's to the next, until the history has two."""
 _MIN_PAUSE_S = 60.0
 _LATEST_RUNS = 11
-
-_PLAIN = (
-    *("jobs", "hosts", "condition", "failure", "fix", "quarantined"),
-    *("dry_run", "worktree", "branch", "remote", "queue"),
-)
-"""The fields that programs get as they are."""
 
 LocalCommits = tuple[tuple[str, str], ...]
 """The id and subject of each commit of the local branch that the remote lacks."""
@@ -68,7 +58,7 @@ def count(number: int, noun: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteStatus:
-    """The status of a site. Ages and waits are in seconds."""
+    """The status of a site. Ages are in seconds."""
 
     now: float
     jobs: dict[str, int]
@@ -78,8 +68,8 @@ class SiteStatus:
     """The beginning of the longest wait of a due job: its save, or the time at which it was due."""
     unpushed_since: float | None
     """The same, including dead letters."""
-    next_due_in: float | None
-    """0 if a job is due now, None if none waits."""
+    next_due: float | None
+    """`now` if a job is due, None if none waits."""
     worker: Holder | None
     hosts: int | None
     """Number of nodes in a cluster; None on disk."""
@@ -109,7 +99,7 @@ class SiteStatus:
         """Return True if a worker runs."""
         if self.hosts is not None:
             return bool(self.hosts)
-        return self.worker is not None and bool(self.worker.alive)
+        return self.worker is not None and self.worker.alive
 
     def headline(self) -> Headline:
         """Return what matters most."""
@@ -159,25 +149,37 @@ class SiteStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Return the status for programs, in camelCase."""
-        due = None if self.next_due_in is None else format_time(self.now + self.next_due_in)
-        state = self.headline()
-        holder = None
+        worker = None
         if self.worker is not None:
-            holder = {name: getattr(self.worker, name) for name in ("pid", "host", "alive", "heartbeat")}
-            if self.worker.heartbeat is not None:
-                holder["heartbeat"] = format_time(self.worker.heartbeat)
-        return {to_camel(name): getattr(self, name) for name in _PLAIN} | {
-            "headline": asdict(state),
+            worker = {name: getattr(self.worker, name) for name in ("pid", "host", "alive")}
+            worker["heartbeat"] = _time(self.worker.heartbeat)
+        return {
+            "headline": asdict(self.headline()),
+            "jobs": self.jobs,
             "oldestSeconds": self.oldest,
             "oldestWaitingSeconds": None if self.waiting_since is None else self.now - self.waiting_since,
-            "nextDue": due,
-            "worker": holder,
+            "nextDue": _time(self.next_due),
+            "worker": worker,
+            "hosts": self.hosts,
             "paused": None if self.paused is None else self.paused.to_json(),
-            "conditionSince": self.condition_since and format_time(self.condition_since),
-            "conditionChecked": self.condition_checked and format_time(self.condition_checked),
+            "condition": self.condition,
+            "failure": self.failure,
+            "fix": self.fix,
+            "conditionSince": _time(self.condition_since),
+            "conditionChecked": _time(self.condition_checked),
             "localCommits": [{"commit": sha, "subject": subject} for sha, subject in self.local_commits],
+            "quarantined": self.quarantined,
             "stuck": [{"file": file, "reason": reason} for file, reason in self.stuck.items()],
+            "dryRun": self.dry_run,
+            "worktree": self.worktree,
+            "branch": self.branch,
+            "remote": self.remote,
+            "queue": self.queue,
         }
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else format_time(seconds)
 
 
 def job_to_json(row: ListedJob) -> Document:
@@ -230,34 +232,30 @@ def read_status(
     queue = queue or open_queue(settings)
     rows = queue.jobs(now) if jobs is None else jobs
     longest = open_backoff(settings).longest
-    counts = dict.fromkeys((state.value for state in State), 0)
-    oldest: dict[str, float | None] = dict.fromkeys(counts)
-    waits, waiting, unpushed = [], [], []
+    by_state: dict[State, list[ListedJob]] = {state: [] for state in State}
     for row in rows:
-        state = row.state
-        counts[state.value] += 1
-        oldest[state.value] = max(oldest[state.value] or 0.0, now - row.job.created_at)
-        if state in {State.PENDING, State.SCHEDULED, State.RETRYING, State.QUIET}:
-            waits.append(max(0.0, row.job.due_at(now, longest) - now))
-        if state not in {State.SCHEDULED, State.QUIET}:
-            unpushed.append(waits_since(row))
-            if state is not State.FAILED:
-                waiting.append(unpushed[-1])
+        by_state[row.state].append(row)
+    later = [*by_state[State.SCHEDULED], *by_state[State.QUIET]]
+    waiting = [*by_state[State.PENDING], *by_state[State.RETRYING]]
+    due = [*waiting, *by_state[State.TRIED], *by_state[State.CLAIMED]]
     site = _cluster_site(settings) if settings.database_url else _disk_site(settings, now)
-    is_expected = bool(waits) and site["worker"] is None and not settings.database_url
+    is_expected = bool(waiting or later) and site["worker"] is None and not settings.database_url
     if site["dry_run"] is None:
-        site["dry_run"] = bool(counts[State.TRIED]) or _was_dry_run(settings, history)
+        site["dry_run"] = bool(by_state[State.TRIED]) or _was_dry_run(settings, history)
     # To read the history may change its files, so it is read for a job that needs it.
     with nullcontext(history) if history else closing(open_history(settings)) as opened:
         last, since = _find_condition(rows, opened)
         last_run = _last_run(settings, now, opened) if is_expected else None
     return SiteStatus(
         now=now,
-        jobs=counts,
-        oldest=oldest,
-        waiting_since=min(waiting, default=None),
-        unpushed_since=min(unpushed, default=None),
-        next_due_in=min(waits, default=None),
+        jobs={state.value: len(found) for state, found in by_state.items()},
+        oldest={
+            state.value: max((max(0.0, now - row.job.created_at) for row in found), default=None)
+            for state, found in by_state.items()
+        },
+        waiting_since=min(map(waits_since, due), default=None),
+        unpushed_since=min(map(waits_since, [*due, *by_state[State.FAILED]]), default=None),
+        next_due=min((max(now, row.job.due_at(now, longest)) for row in [*waiting, *later]), default=None),
         last_run=last_run,
         paused=queue.active_pause(now),
         condition=one_line(last.last_error or last.failure or "") if last else None,
@@ -286,7 +284,7 @@ def _disk_site(settings: Settings, now: float) -> dict[str, Any]:
     worker = lock_holder(settings, now)
     return {
         "worker": worker,
-        "dry_run": worker.dry_run if worker is not None and worker.alive else None,
+        "dry_run": worker.dry_run if worker and worker.alive else None,
         "hosts": None,
         "worktree": str(settings.git_worktree),
         "remote": settings.git_remote,
@@ -362,9 +360,7 @@ def read_local_commits(settings: Settings) -> LocalCommits:
 
 def lock_holder(settings: Settings, now: float) -> Holder | None:
     """Return the process that the site's lock names, if any. Does not touch the lock."""
-    alive = is_held(settings.lock_path, now=now, stale_after=_patience(settings))
-    recorded = read_holder(settings.lock_path)
-    return recorded and recorded._replace(alive=alive)
+    return read_holder(settings.lock_path, now=now, stale_after=_patience(settings))
 
 
 def _patience(settings: Settings) -> float:
@@ -409,7 +405,7 @@ def _cluster_problems(settings: Settings, *, expect_worker: bool) -> list[str]:
 
 def measure_site(status: SiteStatus) -> Iterator[Sample]:
     """Yield the gauges of a site with a folder and a worker of its own."""
-    worker = status.worker if status.worker is not None and status.worker.alive else None
+    worker = status.worker if status.worker and status.worker.alive else None
     for state, number in status.jobs.items():
         yield "jobs", {"state": state}, number
     yield "oldest_waiting_seconds", {}, _age(status.waiting_since, status.now)

@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING
 import filelock
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
-from briter_worker.allowlist import PathRefusedError, is_inside, parents
+from briter_worker.allowlist import Allowlist, PathRefusedError, is_inside, parents
 from briter_worker.errors import failure_of, os_error_text
 from briter_worker.git.index import hash_files
 from briter_worker.git.staging import ignored_paths
 from briter_worker.git.undo import LOCK_NAME
-from briter_worker.job import quoted
+from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from briter_worker.allowlist import Allowlist
     from briter_worker.git.repository import Repository
     from briter_worker.job import Job
     from briter_worker.ports import ListedJob
@@ -229,7 +228,7 @@ class PostWatcher:
                 try:
                     self.enqueue(slug, files)
                 except ValueError as error:  # too many files for one job, which keep no other post waiting
-                    text = f"the post {quoted(slug)} cannot be enqueued: {error}"
+                    text = f"the post {one_line(slug, 80)!r} cannot be enqueued: {error}"
                     self.warn(text, "declare a folder: briter-worker enqueue SLUG FOLDER")
         return arriving
 

@@ -16,14 +16,7 @@ from uuid import uuid4
 from briter_worker import events
 from briter_worker.allowlist import parents
 from briter_worker.drain import Drain
-from briter_worker.errors import (
-    DeclinedError,
-    FailureCode,
-    LockLostError,
-    PublishError,
-    StoppedError,
-    UsageError,
-)
+from briter_worker.errors import DeclinedError, Failure, FailureCode, LockLostError, PublishError, UsageError
 from briter_worker.git.commits import Person
 from briter_worker.git.environment import Signer
 from briter_worker.git.plans import FileConflicts, FilePlans
@@ -34,23 +27,20 @@ from briter_worker.git.staging import Staging, WorkTreeCopies
 from briter_worker.job import QuietTime, State
 from briter_worker.lock import AnotherWorkerError, SiteLock
 from briter_worker.plugins import Plugins
-from briter_worker.ports import Backoff
+from briter_worker.ports import Backoff, EventSink
 from briter_worker.queues.disk.queue import DiskQueue
 from briter_worker.sinks.recorder import ActionLog, FanOut, HistorySink, OpenedLater, SiteCondition, Target
-from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore, StoreError
+from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore, Store, StoreError
 from briter_worker.worker import Puller, Stop, Worker, heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from briter_worker.errors import Failure
-    from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import History
     from briter_worker.sinks.recorder import Sink
-    from briter_worker.sinks.store import Store
     from briter_worker.sinks.webhooks import Sender, WebhookSink
     from briter_worker.watch import PostWatcher
 
@@ -284,37 +274,7 @@ def _check_start(settings: Settings) -> None:
 
 def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut, *, once: bool) -> int:
     plugins = Plugins(settings.plugins)
-
-    @cache
-    def copies() -> WorkTreeCopies:
-        return open_copies(settings, git, emit, plugins.allowed_paths)
-
-    @cache
-    def publisher() -> GitPublisher:
-        return GitPublisher(
-            copies().repository,
-            copies=copies(),
-            plans=FilePlans(git.state_dir, settings.git_branch),
-            bases=FileConflicts(git.state_dir, settings.git_branch),
-            identity=Person(settings.git_author_name, settings.git_author_email),
-            dry_run=settings.worker_dry_run,
-            progress=progress_by(emit),
-            warn=warn_by(emit),
-            still_ours=lock.still_ours,
-        )
-
-    def pull() -> None:
-        """Follow the remote; local commits, which `status` names, keep the site where it is."""
-        from briter_worker.git.pull import pull as pull_branch  # noqa: PLC0415 - most workers never pull
-
-        with suppress(DeclinedError):
-            pull_branch(copies().repository, copies(), rebase=False, push=False)
-
-    def tidy() -> None:
-        """Sync the local branch and clean up; whatever prevents it now is tried again later."""
-        with suppress(PublishError, OSError, StoppedError):
-            publisher().tidy(time.time())
-
+    copies = cache(lambda: open_copies(settings, git, emit, plugins.allowed_paths))
     try:
         trusted, order = git.common_dir / "briter", pull_order(git)
     except PublishError:  # the repository is damaged: the jobs' attempts report it
@@ -323,7 +283,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
     queue = open_disk_queue(settings, record=trusted / "scheduled")
     drain = Drain(
         queue=queue,
-        publisher=publisher,
+        publisher=cache(lambda: _open_publisher(settings, copies(), lock, emit)),
         emit=emit,
         plugins=plugins,
         backoff=open_backoff(settings),
@@ -332,24 +292,13 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         co_authors=settings.git_co_authors,
         stopping=stop.is_set,
     )
-
-    def report_pull(failure: Failure | None) -> None:
-        """Make due what an outage delayed once a pull shows its end; dead letters wait for a push."""
-        if emit.follow_pull(failure):
-            now = time.time()
-            queue.requeue(now, [row.job.id for row in queue.jobs(now) if row.state is State.FAILED])
-
-    interval = settings.git_pull_interval_ms / 1000
-    puller = Puller(order, interval, pull, report_pull)
+    puller = _open_puller(settings, order, copies, queue, emit)
     worker = Worker(
         drain=drain,
-        queue=queue,
         stuck_files=queue.stuck_files,
         still_ours=lock.still_ours,
-        emit=emit,
         stop=stop,
         wait=queue.watcher.wait,
-        tidy=tidy,
         log_actions=ActionLog(open_store(settings), emit.log),
         # A dry run changes no file of the site.
         pull=(lambda _now: None) if settings.worker_dry_run else puller.run,
@@ -367,6 +316,40 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         stop.end()
         emit(events.WorkerStopped(drained=worker.counts.completed, once=once or None))
     return 1 if once and (counts.failed or counts.undecided) else 0
+
+
+def _open_publisher(settings: Settings, copies: WorkTreeCopies, lock: SiteLock, emit: FanOut) -> GitPublisher:
+    state, branch = copies.repository.git.state_dir, settings.git_branch
+    return GitPublisher(
+        copies.repository,
+        copies=copies,
+        plans=FilePlans(state, branch),
+        bases=FileConflicts(state, branch),
+        identity=Person(settings.git_author_name, settings.git_author_email),
+        dry_run=settings.worker_dry_run,
+        progress=progress_by(emit),
+        warn=warn_by(emit),
+        still_ours=lock.still_ours,
+    )
+
+
+def _open_puller(
+    settings: Settings, order: Path, copies: Callable[[], WorkTreeCopies], queue: DiskQueue, emit: FanOut
+) -> Puller:
+    def pull() -> None:
+        """Follow the remote; local commits, which `status` names, keep the site where it is."""
+        from briter_worker.git.pull import pull as pull_branch  # noqa: PLC0415 - most workers never pull
+
+        with suppress(DeclinedError):
+            pull_branch(copies().repository, copies(), rebase=False, push=False)
+
+    def report(failure: Failure | None) -> None:
+        """Make due what an outage delayed once a pull shows its end; dead letters wait for a push."""
+        if emit.follow_pull(failure):
+            now = time.time()
+            queue.requeue(now, [row.job.id for row in queue.jobs(now) if row.state is State.FAILED])
+
+    return Puller(order, settings.git_pull_interval_ms / 1000, pull, report)
 
 
 def open_post_watcher(settings: Settings, emit: Callable[[events.Event], None]) -> PostWatcher:

@@ -14,19 +14,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from briter_worker.drain import Counts
+from briter_worker.drain import Counts, Drain
 from briter_worker.errors import Failure, FailureCode, LockLostError, PublishError, StoppedError, describe
-from briter_worker.events import Paused, Resumed, Warned, WorkerStopping
+from briter_worker.events import Event, Paused, Resumed, Warned, WorkerStopping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
     from types import FrameType
 
-    from briter_worker.drain import Drain
-    from briter_worker.events import Event
     from briter_worker.lock import SiteLock
-    from briter_worker.ports import EventSink, Pause, Queue
+    from briter_worker.ports import Pause
 
 _TIDY_INTERVAL_S = 30.0
 _MAX_LOOP_PAUSE_S = 60.0
@@ -138,13 +136,10 @@ class Worker:
     """
 
     drain: Drain
-    queue: Queue
     stuck_files: Callable[[], Mapping[str, str]]
     still_ours: Callable[[], bool]
-    emit: EventSink
     stop: Stop
     wait: Callable[[float, Callable[[], bool]], None]
-    tidy: Callable[[], None]
     log_actions: Callable[[], None]
     pull: Callable[[float], None]
     poll: float
@@ -160,7 +155,7 @@ class Worker:
         while not self.stop.is_set() and self._work():
             pass
         self.log_actions()
-        self.tidy()
+        self._tidy()
         self._pull_if_idle()
         return self.counts
 
@@ -175,7 +170,7 @@ class Worker:
                 self.log_actions()
                 if time.monotonic() - tidied > _TIDY_INTERVAL_S:
                     tidied = time.monotonic()
-                    self.tidy()
+                    self._tidy()
                 self._pull_if_idle()
                 pause = self._idle_time()
             except (OSError, PublishError) as error:
@@ -184,7 +179,7 @@ class Worker:
                 pause = loop_backoff(self._queue_errors, self.poll)
                 message, fix = describe(error)
                 text = f"the queue cannot be used: {message}; next try in {pause:g} s"
-                self.emit(Warned(error=text, fix=fix))
+                self.drain.emit(Warned(error=text, fix=fix))
             if pause > 0:
                 self.wait(pause, self.stop.is_set)
         return self.counts
@@ -209,6 +204,11 @@ class Worker:
         self.counts.undecided = done.undecided
         return True
 
+    def _tidy(self) -> None:
+        """Sync the local branch and clean up; whatever prevents it now is tried again later."""
+        with suppress(PublishError, OSError, StoppedError):
+            self.drain.publisher().tidy(self.drain.clock())
+
     def _pull_if_idle(self) -> None:
         """Pull if it is time, but not during a pause, and not when stopped."""
         if self._pause is None and not self.stop.is_set():
@@ -232,21 +232,21 @@ class Worker:
         if new:
             more = f", and {len(new) - 1} more" if len(new) > 1 else ""
             text = f"the file {new[0]!r} is not a job and could not be quarantined{more}: {found[new[0]]}"
-            self.emit(Warned(error=text, fix="remove the file from the queue folder"))
+            self.drain.emit(Warned(error=text, fix="remove the file from the queue folder"))
             self.counts.failed += len(new)
 
     def _is_paused(self) -> bool:
         """Return True during a pause; emit its beginning, its changes and its end once."""
-        pause = self.queue.active_pause(time.time())
+        pause = self.drain.queue.active_pause(time.time())
         if pause != self._pause:
             self._pause = pause
-            self.emit(Paused(reason=pause.reason, until=pause.until) if pause else Resumed())
+            self.drain.emit(Paused(reason=pause.reason, until=pause.until) if pause else Resumed())
         return pause is not None
 
     def _idle_time(self) -> float:
         """Return the seconds until the next job is due or the pause ends, at most the poll interval."""
         now = time.time()
-        at = self._pause.until if self._pause else self.queue.next_due(now)
+        at = self._pause.until if self._pause else self.drain.queue.next_due(now)
         return self.poll if at is None else max(0.0, min(self.poll, at - now))
 
 

@@ -17,7 +17,7 @@ from briter_worker.git.plans import FilePlans
 from briter_worker.job import SUFFIX, MalformedJobError, encode_document, format_time
 from briter_worker.lock import AnotherWorkerError
 from briter_worker.ports import RESTORE
-from briter_worker.queues.disk.files import Folder, temporary_name, unused_name
+from briter_worker.queues.disk.files import Folder, unused_name
 from briter_worker.queues.postgres.payloads import PostgresPayloads
 from briter_worker.queues.postgres.rows import delete, locked, select
 from briter_worker.wiring import open_database, open_disk_queue, open_git, open_lock, open_postgres_queue
@@ -142,16 +142,13 @@ def _export_some(settings: Settings, moved: Migrated) -> bool:
 
 def _write_job_file(queue: Folder, row: Row) -> None:
     """Write the job into the folder, beside whatever is there by that name."""
-    temporary = temporary_name()
-    queue.write_new(temporary, encode_document({"id": row.job.id, **row.document}), mode=0o666)
-    try:
+    document = {"id": row.job.id, **row.document}
+    with queue.written(encode_document(document), mode=0o666) as temporary:
         name = row.job.id.replace("/", "_").lstrip(".") or "job"
         try:
             queue.link(temporary, queue, f"{name[:_MAX_NAME]}{SUFFIX}")
         except FileExistsError:
             queue.link(temporary, queue, unused_name())
-    finally:
-        queue.unlink(temporary)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from pydantic.alias_generators import to_camel
 from briter_worker.cluster import sites
 from briter_worker.cluster.sites import Site
 from briter_worker.errors import DeclinedError, UsageError
-from briter_worker.job import quoted
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def read_sites(text: str, node: Settings, *, source: str) -> list[Site]:
         try:
             found.append(sites.check_site(site, node))
         except UsageError as error:
-            refused.append(UsageError(f"the site {quoted(name)}: {error.message}", error.fix))
+            refused.append(UsageError(f"the site {one_line(name, 80)!r}: {error.message}", error.fix))
     if refused:
         messages = [each.message for each in refused[:_NAMED]]
         more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
@@ -189,6 +188,7 @@ class _Loader(yaml.CSafeLoader):
             pairs = enumerate(node.value)
             twice = next((key for number, (key, _) in pairs if key.value in keys[:number]), node)
             raise yaml.constructor.ConstructorError(
-                problem=f"the key {quoted(str(twice.value))} occurs twice", problem_mark=twice.start_mark
+                problem=f"the key {one_line(str(twice.value), 80)!r} occurs twice",
+                problem_mark=twice.start_mark,
             )
         return mapping

@@ -14,8 +14,8 @@ from psycopg.rows import dict_row
 
 from briter_worker.cluster import sites
 from briter_worker.errors import DeclinedError, UsageError
-from briter_worker.job import format_time, quoted
-from briter_worker.redaction import storable
+from briter_worker.job import format_time
+from briter_worker.redaction import one_line, storable
 from briter_worker.settings import SITE_NAME
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def create(
     """
     if not re.fullmatch(SITE_NAME, name):
         accepted = "up to 100 of A-Z a-z 0-9 . _ and -"
-        raise UsageError(f"{quoted(name)} is no name of a token; accepted: {accepted}")
+        raise UsageError(f"{one_line(name, 80)!r} is no name of a token; accepted: {accepted}")
     if not sites_of or not rights or not set(rights) <= set(RIGHTS):
         raise UsageError(f"a token needs sites and rights; accepted rights: {', '.join(RIGHTS)}")
     for site in sites_of:
@@ -79,7 +79,7 @@ def revoke(database: Database, name: str) -> None:
     """Delete the token: it opens nothing from now on. Raises DeclinedError if there is none."""
     with database.transaction() as connection:
         if not connection.execute("DELETE FROM tokens WHERE name = %s", (storable(name),)).rowcount:
-            raise DeclinedError(f"there is no token {quoted(name)}", "briter-worker token list")
+            raise DeclinedError(f"there is no token {one_line(name, 80)!r}", "briter-worker token list")
 
 
 def all_tokens(database: Database) -> list[ApiToken]:

@@ -16,13 +16,12 @@ import typer.main
 
 from briter_worker.commands import output
 from briter_worker.errors import FixableError, UsageError, describe
-from briter_worker.settings import load_settings
+from briter_worker.settings import Settings, load_settings
 from briter_worker.wiring import open_database
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from briter_worker.settings import Settings
 
 _COMMANDS = {
     "run": ("run", "run"),

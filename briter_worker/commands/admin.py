@@ -14,7 +14,7 @@ import typer
 from briter_worker import doctor as checks
 from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site
 from briter_worker.errors import FixableError, UsageError
-from briter_worker.events import SiteUpdated, Warned
+from briter_worker.events import Event, SiteUpdated, Warned
 from briter_worker.git.pull import pull as pull_branch
 from briter_worker.job import job_schema
 from briter_worker.plugins import Plugins
@@ -26,7 +26,6 @@ from briter_worker.wiring import open_copies, open_database, open_git, open_sink
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from briter_worker.events import Event
 
 _PATIENCE_S = 10.0
 """The longest time in seconds that `pull` waits for a publication to end."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from briter_worker.events import Progress
@@ -27,21 +27,6 @@ if TYPE_CHECKING:
     from briter_worker.status import SiteStatus
 
 _EMPTY = "-"
-_Cell = str | int | float | None
-_STYLES = {
-    "pending": "cyan",
-    "scheduled": "blue",
-    "retrying": "yellow",
-    "quiet": "cyan",
-    "tried": "cyan",
-    "claimed": "green",
-    "failed": "red",
-    "published": "green",
-    "nochange": "dim",
-    "dead-lettered": "red",
-    "nopaths": "red",
-}
-"""By state of a job, and by outcome of an attempt."""
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 _PHASES = {
     "stage": "reading files",
@@ -50,10 +35,11 @@ _PHASES = {
     "settle": "storing receipts",
 }
 """By phase of a drain."""
-_WIDE_COLUMNS = 100
-"""Width of a terminal with room for job ids. Every command takes the slug, too."""
 _SHORT_COMMIT = 10
 _MAX_LOCAL_COMMITS = 5
+
+
+_as_json = partial(json.dumps, ensure_ascii=False)
 
 
 def is_terminal() -> bool:
@@ -119,57 +105,38 @@ def answer(value: object, text: str | Callable[[], None], *, as_json: bool) -> N
         text()
 
 
-def write_columns(rows: Iterable[Sequence[str]]) -> None:
-    """Print one line per row, with tabs between the cells. A cell contains no tab and no line feed."""
-    write("".join("\t".join(one_line(cell) or _EMPTY for cell in row) + "\n" for row in rows))
+def write_rows(
+    rows: Iterable[Sequence[object]], headings: Sequence[str] = (), *, empty: str = "", has_fix: bool = False
+) -> None:
+    """Print rows: with tabs between the cells into a pipe, as a table on a terminal.
 
-
-def write_facts(facts: Sequence[tuple[str, str]]) -> None:
-    """Print names and values, one line each."""
-    if not is_terminal():
-        write_columns(facts)
-        return
-    width = max(len(name) for name, _ in facts)
-    write("\n".join(f"{name:{width}}  {quote_fix(one_line(value)) or _EMPTY}" for name, value in facts))
-
-
-def _write_table(headings: Sequence[str], rows: Sequence[Sequence[_Cell]], now: float, empty: str) -> None:
-    """Print rows as columns into a pipe, as a table on a terminal.
-
-    A float is a point in time. The cells from the last heading on are a message and its fix, shown as one.
+    With `has_fix`, the last cell of a row is the fix for what the cell before says.
     """
+    lines = [["" if cell is None else one_line(str(cell)) for cell in row] for row in rows]
     if not is_terminal():
-        write_columns([_plain(cell) for cell in row] for row in rows)
+        write("".join("\t".join(cell or _EMPTY for cell in line) + "\n" for line in lines))
         return
-    if not rows:
+    if not lines:
         write(empty)
         return
     from rich.console import Console  # noqa: PLC0415 - a worker prints no table
-    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.table import Column, Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415 - as above
 
-    console = Console(file=io.StringIO(), force_terminal=True)
-    is_narrow = console.width < _WIDE_COLUMNS
-    shown = [index for index, heading in enumerate(headings[:-1]) if heading != "Job" or not is_narrow]
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in (headings[index] for index in shown):
-        table.add_column(heading, no_wrap=heading not in {"Post", "Job", "Site"}, overflow="fold")
-    table.add_column(headings[-1], ratio=1, overflow="fold")
-    for row in rows:
-        cells = []
-        for index in shown:
-            cell = row[index]
-            text = ago(cell - now) if isinstance(cell, float) else one_line(_plain(cell))
-            is_state = headings[index] in {"State", "Outcome"}
-            cells.append(Text(text, style=_STYLES.get(text.partition(" ")[0], "") if is_state else ""))
-        message, *fixes = [one_line(str(cell)) for cell in row[len(headings) - 1 :] if cell] or [""]
-        table.add_row(*cells, Text("\nFix: ".join([quote_fix(message), *fixes])))
-    console.print(table)
-    write(console.file.getvalue())  # type: ignore[attr-defined]
+    columns = (Column(heading, overflow="fold") for heading in headings or ["" for _ in lines[0]])
+    table = Table(*columns, box=None, show_header=bool(headings), pad_edge=False)
+    for line in lines:
+        fix = line.pop() if has_fix else ""
+        said = quote_fix(line.pop()) or _EMPTY
+        table.add_row(*map(Text, [*line, f"{said}\nFix: {fix}" if fix else said]))
+    Console().print(table)
 
 
-def _plain(cell: _Cell) -> str:
-    return format_time(cell) if isinstance(cell, float) else "" if cell is None else str(cell)
+def _when(seconds: float | None, now: float) -> str:
+    """Return a time: its distance for people, ISO-8601 for programs."""
+    if seconds is None:
+        return ""
+    return ago(seconds - now) if is_terminal() else format_time(seconds)
 
 
 # --- times
@@ -186,21 +153,25 @@ def pause_text(pause: Pause) -> str:
 
 def write_jobs(rows: Sequence[ListedJob], now: float) -> None:
     """Print a table of jobs."""
-    cells: list[list[_Cell]] = []
+    cells = []
     for row in rows:
         job, state = row.job, row.state.value
         due = job.due_at(now, math.inf) if state in {"scheduled", "retrying", "quiet"} else None
-        cells.append([state, job.slug, job.id, due, job.attempts, job.last_error, job.fix])
-    _write_table(["State", "Post", "Job", "When", "Tries", "What happened"], cells, now, "No jobs.")
+        cells.append((state, job.slug, job.id, _when(due, now), job.attempts, job.last_error, job.fix))
+    headings = ("State", "Post", "Job", "When", "Tries", "What happened")
+    write_rows(cells, headings, empty="No jobs.", has_fix=True)
 
 
 def write_job(row: ListedJob) -> None:
     """Print one job with all its keys, one line each."""
-    facts = [("state", row.state.value)]
-    for key, value in {**row.read(), "file": row.where}.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        facts.append((one_line(key), "" if value is None else text))
-    write_facts(facts)
+    facts = {"state": row.state.value, **row.read(), "file": row.where}
+    write_rows((key, _as_text(value)) for key, value in facts.items())
+
+
+def _as_text(value: object) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return _as_json(value)
 
 
 def job_text(row: ListedJob, now: float) -> str:
@@ -212,18 +183,17 @@ def job_text(row: ListedJob, now: float) -> str:
 
 def write_receipts(receipts: Sequence[Receipt], now: float) -> None:
     """Print a table of receipts."""
-    cells: list[list[_Cell]] = []
+    cells = []
     for each in receipts:
         outcome = f"{each.outcome}{' (dry run)' if each.dry_run else ''}"
         commit = each.commit and (each.commit[:_SHORT_COMMIT] if is_terminal() else each.commit)
-        row = [each.ended, outcome, each.slug, each.job_id, each.attempt or None, commit]
-        row += [each.error or changes_text(each), each.fix]
-        cells.append(row)
-    headings = ["When", "Outcome", "Post", "Job", "Try", "Commit", "What happened"]
-    _write_table(headings, cells, now, "No receipts yet.")
+        row = (_when(each.ended, now), outcome, each.slug, each.job_id, each.attempt, commit)
+        cells.append((*row, each.error or _changes_text(each), each.fix))
+    headings = ("When", "Outcome", "Post", "Job", "Try", "Commit", "What happened")
+    write_rows(cells, headings, empty="No receipts yet.", has_fix=True)
 
 
-def changes_text(receipt: Receipt) -> str:
+def _changes_text(receipt: Receipt) -> str:
     """Return how many files and lines a publication changed, and what its commit is signed with."""
     number = receipt.files_changed
     text = f"{number} file{'s' if number > 1 else ''}" if number else ""
@@ -234,15 +204,14 @@ def changes_text(receipt: Receipt) -> str:
 
 def write_changes(receipt: Receipt) -> None:
     """Print the files of a publication, with their lines added and removed."""
-    write_columns(["changed", f"+{each.added} -{each.removed}", each.path] for each in receipt.changes)
+    write_rows(["changed", f"+{each.added} -{each.removed}", each.path] for each in receipt.changes)
 
 
 def write_actions(moments: Sequence[Moment], slug: str | None, *, as_json: bool) -> None:
     """Print who steered which jobs, or those of one post, in the last days."""
     found = [each.data for each in moments if slug in (None, each.data.get("slug"))]
     keys = ("time", "by", "action", "slug", "jobId")
-    rows = [[str(each.get(key, "")) for key in keys] for each in found]
-    answer(found, lambda: write_columns(rows), as_json=as_json)
+    answer(found, lambda: write_rows([each.get(key) for key in keys] for each in found), as_json=as_json)
 
 
 def progress_text(receipt: Receipt) -> str:
@@ -286,22 +255,21 @@ def event_text(entry: dict[str, Any]) -> str:
 
 def write_status(status: SiteStatus) -> None:
     """Print the status of a site."""
-    facts = [("state", status.headline().text)]
+    facts: list[tuple[str, object]] = [("state", status.headline().text)]
     for state, count in status.jobs.items():
         since = status.oldest[state]
-        facts.append((state, str(count) if since is None else f"{count}, the oldest saved {ago(-since)}"))
-    due = status.next_due_in
+        facts.append((state, count if since is None else f"{count}, the oldest saved {ago(-since)}"))
     where = f"{status.worktree} to " if status.worktree else ""
-    write_facts(
+    write_rows(
         [
             *facts,
-            ("next due", "" if due is None else ago(due)),
+            ("next due", "" if status.next_due is None else ago(status.next_due - status.now)),
             ("worker", _worker_text(status)),
             *([("paused", pause_text(status.paused))] if status.paused else []),
             ("condition", status.condition or "no problem is known"),
             *([("fix", status.fix)] if status.fix else []),
             *_local_commits(status),
-            ("quarantine", str(status.quarantined)),
+            ("quarantine", status.quarantined),
             *((f"not a job: {name}", reason) for name, reason in status.stuck.items()),
             ("mode", "dry run: nothing reaches the remote" if status.dry_run else "live"),
             ("publishes", f"{where}{status.branch} on {status.remote}"),
@@ -333,7 +301,7 @@ def write_finding(finding: Finding) -> None:
     """Print one finding of the doctor."""
     state = finding.state.value
     if not is_terminal():
-        write_columns([(state, finding.check, finding.message, finding.fix or "")])
+        write_rows([(state, finding.check, finding.message, finding.fix)])
         return
     fix = f"\n  Fix: {finding.fix}" if finding.fix else ""
     write(f"{_MARKS[state]} {finding.check}: {quote_fix(finding.message)}{fix}")
@@ -356,14 +324,14 @@ def write_pull(result: PullResult, settings: Settings) -> None:
 def write_site(site: Site) -> None:
     """Print the registration of a site."""
     credentials = site.credentials or {}
-    write_facts(
+    write_rows(
         [
             ("site", site.name),
             ("publishes to", f"{site.branch} on {site.remote}"),
             ("adapter", site.adapter),
             ("also allowed", ", ".join(site.allowed)),
             ("credential", ", ".join(f"{key} {value}" for key, value in credentials.items())),
-            *((key, str(value)) for key, value in site.settings.items()),
+            *site.settings.items(),
             ("changed by", site.changed_by),
             *([("paused", pause_text(site.paused))] if site.paused else []),
         ]
@@ -372,27 +340,27 @@ def write_site(site: Site) -> None:
 
 def write_sites(rows: Sequence[SiteSummary]) -> None:
     """Print a table of the sites and their jobs."""
-    cells: list[list[_Cell]] = [
-        [row.name, row.waiting, row.jobs["claimed"], row.jobs["failed"], row.site.remote] for row in rows
+    cells = [
+        (row.name, row.waiting, row.jobs["claimed"], row.jobs["failed"], row.site.remote) for row in rows
     ]
     empty = "No sites yet. Add one: briter-worker site add NAME --remote URL"
-    _write_table(["Site", "Waiting", "In flight", "Failed", "Remote"], cells, 0.0, empty)
+    write_rows(cells, ("Site", "Waiting", "In flight", "Failed", "Remote"), empty=empty)
 
 
 def write_tokens(tokens: Sequence[ApiToken]) -> None:
     """Print a table of the API tokens."""
-    cells: list[list[_Cell]] = [
-        [
+    cells = [
+        (
             each.name,
             ", ".join(each.rights),
             ", ".join(each.sites),
             each.created_by,
             format_time(each.created_at),
-        ]
+        )
         for each in tokens
     ]
     empty = "No tokens yet. Create one: briter-worker token create NAME --site SITE"
-    _write_table(["Token", "Rights", "Sites", "Created by", "Created"], cells, 0.0, empty)
+    write_rows(cells, ("Token", "Rights", "Sites", "Created by", "Created"), empty=empty)
 
 
 def write_differences(changes: Differences, *, applied: bool) -> None:
@@ -407,7 +375,3 @@ def write_differences(changes: Differences, *, applied: bool) -> None:
     if changes.undeclared:
         lines.append(f"{changes.undeclared} sites are not in the file, and stay; --prune removes them")
     write("\n".join(map(one_line, lines)))
-
-
-def _as_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -19,7 +19,7 @@ from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Event, Warned
 from briter_worker.redaction import many_lines, one_line
 from briter_worker.status import job_to_json, post_to_json, read_status
-from briter_worker.wiring import open_history, open_postgres_queue, open_queue
+from briter_worker.wiring import SiteQueue, open_history, open_postgres_queue, open_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from briter_worker.ports import ListedJob
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
-    from briter_worker.wiring import SiteQueue
 
 T = TypeVar("T")
 _WATCH_INTERVAL_S = 0.2
@@ -201,7 +200,7 @@ def show(
     if post.obstacle:
         output.report(post.obstacle)
     if post.running is not None:
-        output.write_facts([("phase", output.progress_text(post.running))])
+        output.write_rows([("phase", output.progress_text(post.running))])
     if ended := [each for each in post.receipts if each.outcome]:
         output.write_receipts(ended, time.time())
         output.write_changes(ended[0])

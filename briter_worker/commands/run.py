@@ -15,7 +15,7 @@ import typer
 from briter_worker.commands import Json, output
 from briter_worker.errors import UsageError
 from briter_worker.events import WorkerStarted
-from briter_worker.settings import load_settings
+from briter_worker.settings import Settings, load_settings
 from briter_worker.sinks.log import LogSink
 from briter_worker.sinks.recorder import OpenedLater
 from briter_worker.wiring import open_post_watcher, open_queue, run_worker
@@ -23,7 +23,6 @@ from briter_worker.wiring import open_post_watcher, open_queue, run_worker
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from briter_worker.settings import Settings
     from briter_worker.sinks.metrics import MetricsSink, Sample
 
 

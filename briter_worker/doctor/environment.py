@@ -13,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from briter_worker.doctor.finding import attempt, error, ok, warning
+from briter_worker.doctor.finding import Finding, attempt, error, ok, unless, warning
 from briter_worker.git import INHERITED
 from briter_worker.plugins import Plugins
-from briter_worker.settings import PREFIX, settings_schema
+from briter_worker.settings import PREFIX, Settings, settings_schema
 from briter_worker.sinks.store import StoreError, unsent
 from briter_worker.sinks.webhooks import (
     AddressRefusedError,
@@ -32,8 +32,6 @@ from briter_worker.wiring import open_history, open_outbox
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from briter_worker.doctor.finding import Finding
-    from briter_worker.settings import Settings
 
 _MEBIBYTE = 1 << 20
 _LOW_DISK = 500 * _MEBIBYTE
@@ -50,10 +48,10 @@ def check_configuration(settings: Settings) -> Iterator[Finding]:
     """Report the sources of the configuration, what nothing reads, and the dry run."""
     known = settings_schema()["properties"]
     path = settings.config_path
-    try:
+    if path.exists():
         keys = set(json.loads(path.read_bytes().decode("utf-8-sig")))
         yield ok("configuration", f"{path} was read; the environment overrides it")
-    except FileNotFoundError:
+    else:
         keys = set()
         yield ok("configuration", f"from the environment and the defaults; there is no {path}")
     variables = {described["title"] for described in known.values()} | {f"{PREFIX}DEBUG"}
@@ -68,17 +66,14 @@ def check_configuration(settings: Settings) -> Iterator[Finding]:
     for name in sorted(_PERSONAL & {*INHERITED, *os.environ}):
         fix = "git config core.sshCommand or credential.helper in the site's repository"
         yield warning("environment", f"{name} is set, and the worker ignores it", fix)
-    if settings.worker_dry_run:
-        fix = "set BRITER_WORKER_DRY_RUN=false to go live"
-        yield warning("dry-run", "dry run is on: nothing reaches the remote", fix)
-    else:
-        yield ok("dry-run", "live: publications reach the remote")
+    text, fix = "dry run is on: nothing reaches the remote", "set BRITER_WORKER_DRY_RUN=false to go live"
+    yield unless(settings.worker_dry_run, "dry-run", text, fix, "live: publications reach the remote")
 
 
 def check_webhooks(settings: Settings) -> Iterator[Finding]:
     """Report the webhooks, if there are any. They never stop a publication: each problem is a warning."""
-    urls = [*(parse_receiver(text)[0] for text in settings.webhook_urls), settings.build_hook_url]
-    urls = [url for url in urls if url]
+    urls = [parse_receiver(text)[0] for text in settings.webhook_urls]
+    urls += [settings.build_hook_url] if settings.build_hook_url else []
     found = []
     if urls and settings.webhook_secret and find_spec("standardwebhooks") is None:
         message = "webhooks are stored but not sent: standardwebhooks is not installed"
@@ -87,9 +82,9 @@ def check_webhooks(settings: Settings) -> Iterator[Finding]:
         message = "webhooks are not signed, so that receivers cannot tell them from forged ones"
         fix = "set BRITER_WEBHOOK_SECRET here and at the receivers: echo whsec_$(openssl rand -base64 32)"
         found.append(warning("webhooks", message, fix))
+    allow = settings.webhook_allow_private
     for url in urls:
         try:
-            allow = settings.webhook_allow_private
             resolve(parse_address(url, allow_http=allow), allow_private=allow)
         except (AddressRefusedError, UndeliveredError) as problem:
             fix = getattr(problem, "fix", "correct BRITER_WEBHOOK_URLS or BRITER_BUILD_HOOK_URL")
@@ -208,7 +203,7 @@ def check_disk(settings: Settings) -> Iterator[Finding]:
     for name, folder in {"storage": settings.storage_root, "site": settings.git_worktree}.items():
         free = shutil.disk_usage(_existing(folder)).free
         text = f"{free // _MEBIBYTE} MiB free for the {name} at {folder}"
-        yield ok("disk", text) if free > _LOW_DISK else warning("disk", text, "free some space")
+        yield unless(free <= _LOW_DISK, "disk", text, "free some space", text)
 
 
 def check_plugins(settings: Settings) -> Finding:
@@ -224,18 +219,16 @@ def check_queue(settings: Settings, now: float) -> Iterator[Finding]:
         yield error("queue", f"{settings.queue_root}: {problem.strerror}", "let the worker's user read it")
         return
     state = status.headline()
-    is_bad = state.tone == "bad"
-    yield warning("state", state.text, state.fix or "see below") if is_bad else ok("state", state.text)
+    yield unless(state.tone == "bad", "state", state.text, state.fix or "see below", state.text)
     if status.paused:
         yield warning("pause", "publishing is paused", "briter-worker resume")
     failed = status.jobs["failed"]
     message = f"{failed} jobs failed and are not retried"
     fix = "briter-worker list --status failed shows why; then retry or cancel them"
-    yield warning("dead-letters", message, fix) if failed else ok("dead-letters", "none")
+    yield unless(failed, "dead-letters", message, fix)
     message = f"{status.quarantined} in {settings.quarantine_root}, {len(status.stuck)} in the queue"
     fix = "correct the program that wrote them, save those posts again, then remove the files"
-    has_unreadable = status.quarantined or status.stuck
-    yield warning("unreadable-files", message, fix) if has_unreadable else ok("unreadable-files", "none")
+    yield unless(status.quarantined or status.stuck, "unreadable-files", message, fix)
     if status.condition:
         yield warning("condition", f"the last attempt failed: {status.condition}", status.fix or "see below")
     if status.has_worker:  # else to open the history would change files

@@ -52,6 +52,11 @@ def error(check: str, message: str, fix: str) -> Finding:
     return Finding(check, State.ERROR, one_line(message), one_line(fix))
 
 
+def unless(problem: object, check: str, message: str, fix: str, fine: str = "none") -> Finding:
+    """Return a warning if there is a problem, else what is fine."""
+    return warning(check, message, fix) if problem else ok(check, fine)
+
+
 def attempt(check: str, look: Callable[[], object], message: str = "") -> Finding:
     """Return a finding with the message, or what `look` returns, or the failure that it raises."""
     try:

@@ -12,13 +12,12 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from briter_worker.doctor.finding import error, ok, warning
+from briter_worker.doctor.finding import Finding, error, ok, warning
 from briter_worker.errors import FixableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from briter_worker.doctor.finding import Finding
     from briter_worker.settings import Settings
 
     Ask = Callable[[str], Any]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import PathRefusedError
 from briter_worker.doctor.environment import check_accounts, check_writable
-from briter_worker.doctor.finding import State, attempt, error, ok, warning
+from briter_worker.doctor.finding import Finding, State, attempt, error, ok, unless, warning
 from briter_worker.doctor.host import check_rules
 from briter_worker.errors import FailureCode, FixableError, PublishError, os_error_text
 from briter_worker.git.commits import write_commit
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from briter_worker.cluster.sites import Site
-    from briter_worker.doctor.finding import Finding
     from briter_worker.git.repository import Repository
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
@@ -128,11 +127,9 @@ def _check_folders(settings: Settings, repository: Repository) -> Iterator[Findi
                 if _is_ignored(repository, f"{folder}/post.md"):
                     message = f"git ignores {folder}/: files there that git does not track are not published"
                     yield warning("folders", message, "take the folder out of .gitignore")
-    if usable:
-        yield ok("folders", f"posts may be published from {', '.join(usable)}")
-    else:
-        message = f"none of the folders that may be published exists: {', '.join(settings.folders)}"
-        yield warning("folders", message, "create one, or set BRITER_ADAPTER to the kind of your site")
+    message = f"none of the folders that may be published exists: {', '.join(settings.folders)}"
+    fix = "create one, or set BRITER_ADAPTER to the kind of your site"
+    yield unless(not usable, "folders", message, fix, f"posts may be published from {', '.join(usable)}")
 
 
 def _is_ignored(repository: Repository, path: str) -> bool:
@@ -144,21 +141,20 @@ def _check_storage(settings: Settings, repository: Repository) -> Finding:
     if not storage.is_relative_to(settings.git_worktree):
         return ok("storage-place", f"{storage} is outside the site's repository")
     inside = storage.relative_to(settings.git_worktree).as_posix()
-    if _is_ignored(repository, f"{inside}/queue/job.json"):  # of a file: `storage/*` ignores no folder
-        return ok("storage-place", f"git ignores {storage}")
-    return warning(
-        "storage-place",
-        f"{storage} is in the site's repository, and git does not ignore it",
-        f"echo /{inside}/ >> {settings.git_worktree}/.gitignore",
-    )
+    is_ignored = _is_ignored(
+        repository, f"{inside}/queue/job.json"
+    )  # of a file: `storage/*` ignores no folder
+    message = f"{storage} is in the site's repository, and git does not ignore it"
+    fix = f"echo /{inside}/ >> {settings.git_worktree}/.gitignore"
+    return unless(not is_ignored, "storage-place", message, fix, f"git ignores {storage}")
 
 
 def _check_local_commits(repository: Repository) -> Iterator[Finding]:
+    commits = []
     try:
         commits = repository.local_commits()
     except PublishError as failure:
         yield error("local-commits", failure.message, failure.fix or "see the message")
-        return
     if commits:
         newest = f"{commits[0].commit[:10]} {commits[0].subject}"
         message = f"{len(commits)} commits of {repository.branch} are not pushed; the newest: {newest}"
@@ -226,10 +222,9 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
     except FixableError as problem:
         yield error("site", problem.message, problem.fix)
         return
-    if site.paused is not None:
-        yield warning("site", f"{site.name} is paused", f"briter-worker site resume {site.name}")
-    else:
-        yield ok("site", f"{site.name} publishes {', '.join(own.folders)} to {site.branch}")
+    message, fix = f"{site.name} is paused", f"briter-worker site resume {site.name}"
+    fine = f"{site.name} publishes {', '.join(own.folders)} to {site.branch}"
+    yield unless(site.paused is not None, "site", message, fix, fine)
     yield from _check_signing(own, settings.cache_root)
     message = f"{site.branch} of {site.remote} {_asked(settings)}"
     remote = attempt("remote", lambda: _ask_site_remote(site, own), message)
@@ -241,10 +236,12 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
 def _check_clock(database: Database) -> Finding:
     """Compare this machine's clock, which people see in its logs, with the one that decides."""
     ahead = time.time() - database.read_clock()
-    if abs(ahead) <= _MAX_SKEW_S:
-        return ok("clock", "as Postgres's, which decides when a post is due")
     message = f"this machine's clock is {ahead:+.0f} s off Postgres's, which decides when a post is due"
-    return warning("clock", message, "synchronise the clocks: timedatectl set-ntp true")
+    fix, fine = (
+        "synchronise the clocks: timedatectl set-ntp true",
+        "as Postgres's, which decides when a post is due",
+    )
+    return unless(abs(ahead) > _MAX_SKEW_S, "clock", message, fix, fine)
 
 
 def _ask_site_remote(site: Site, settings: Settings) -> None:

@@ -19,7 +19,7 @@ from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.git.index import hash_files
 from briter_worker.git.repository import DIFF_TREE, FOLDER, LINK, SUBMODULE, blob_of, name_some, read_raw
 from briter_worker.git.work_tree import WorkTree
-from briter_worker.job import quoted
+from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -93,7 +93,9 @@ def file_of(repository: Repository, commit: str, path: str, *, before: bool) -> 
     entry = repository.entries(f"{commit}^" if before else commit, [path]).get(path)
     size = repository.git.run("cat-file", "-s", entry.blob) if entry else b""
     if entry is None or int(size) > _MAX_SHOWN_BYTES:
-        raise DeclinedError(f"{quoted(path)} is no file of at most {_MAX_SHOWN_BYTES >> 20} MiB there")
+        raise DeclinedError(
+            f"{one_line(path, 80)!r} is no file of at most {_MAX_SHOWN_BYTES >> 20} MiB there"
+        )
     return repository.blob(entry.blob)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, UnknownJobError
-from briter_worker.job import State, quoted
+from briter_worker.job import State
+from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +31,7 @@ def select_existing(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
     """Return the job of this id, else all jobs of this slug. Raises UnknownJobError when there is none."""
     found = select_matching(rows, wanted)
     if not found:
-        message = f"the queue has no job with the id or slug {quoted(wanted)}"
+        message = f"the queue has no job with the id or slug {one_line(wanted, 80)!r}"
         raise UnknownJobError(message, "briter-worker list --status all")
     return found
 
@@ -40,11 +41,11 @@ def select_to_retry(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
     found = select_existing(rows, wanted)
     chosen = [row for row in found if row.state in {State.FAILED, State.RETRYING}]
     if not chosen:
-        raise DeclinedError(f"{quoted(wanted)} has not failed: its state is {found[0].state.value}")
+        raise DeclinedError(f"{one_line(wanted, 80)!r} has not failed: its state is {found[0].state.value}")
     for row in chosen:
         if not is_retryable(row.job):
             raise DeclinedError(
-                f"{quoted(wanted)} cannot be retried: its job file would fail again ({row.job.failure})",
+                f"{one_line(wanted, 80)!r} would fail again ({row.job.failure}) if it was retried",
                 "save the post again, then cancel this job",
             )
     return chosen
@@ -60,7 +61,7 @@ def select_outdated(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
     found = select_existing(rows, wanted)
     chosen = [row for row in found if row.job.failure == FailureCode.OUTDATED]
     if not chosen:
-        raise DeclinedError(f"{quoted(wanted)} is not outdated", "leave --over out")
+        raise DeclinedError(f"{one_line(wanted, 80)!r} is not outdated", "leave --over out")
     return chosen
 
 
@@ -71,5 +72,7 @@ def select_to_publish_now(rows: Sequence[ListedJob], wanted: str) -> list[Listed
     if not chosen:
         state = found[0].state
         fix = "briter-worker retry" if state is State.FAILED else ""
-        raise DeclinedError(f"{quoted(wanted)} does not wait for a time: its state is {state.value}", fix)
+        raise DeclinedError(
+            f"{one_line(wanted, 80)!r} does not wait for a time: its state is {state.value}", fix
+        )
     return chosen

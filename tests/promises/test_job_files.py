@@ -317,21 +317,6 @@ def test_what_an_earlier_worker_read_stays_withheld_when_the_file_is_damaged(
         assert site.remote_file(LATER) is None
 
 
-def test_a_folder_waits_for_a_half_written_job_of_which_nothing_is_known(site: Site, job: Path) -> None:
-    put(job, b'{"id": "later", "slug": "la', age=-3600.0)  # a clock ahead: it stays young
-    site.save("exact", ["content/posts/now.md"])
-    folder = site.save("all", ["content/posts"])
-    result = site.run_once()
-    assert [event["slug"] for event in result.of("published")] == ["exact"]
-    assert site.remote_file(LATER) is None
-    document = json.loads(folder.read_bytes())
-    assert document["attempts"] == 0
-    assert "still being written" in document["lastError"]
-    put(job, json.dumps(SCHEDULED).encode())
-    publish_folder(site)
-    assert site.remote_file(LATER) is None
-
-
 def test_withheld_files_are_free_when_the_damaged_job_is_cancelled(site: Site, job: Path) -> None:
     put(job, json.dumps(SCHEDULED | {"attempts": -1}).encode())
     publish_folder(site)

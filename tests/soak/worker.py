@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from sites import Site
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.drain import Drain
-from briter_worker.errors import PublishError
 from briter_worker.git.checkout import Checkout
 from briter_worker.git.commits import Person
 from briter_worker.git.plans import FileConflicts, FilePlans
@@ -209,19 +207,12 @@ class LocalSite(Site):
             clock=clock,
         )
 
-        def tidy() -> None:
-            with suppress(PublishError):
-                publisher.tidy(clock())
-
         return Worker(
             drain=drain,
-            queue=queue,
             stuck_files=queue.stuck_files,
             still_ours=lambda: True,
-            emit=sink,
             stop=Stop(emit, limit=60.0, abort=git.abort),
             wait=_never_wait,
-            tidy=tidy,
             log_actions=lambda: None,
             pull=lambda _now: None,
             poll=5.0,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from briter_worker.errors import PublishError
-from briter_worker.lock import AnotherWorkerError, Holder, SiteLock, is_held, read_holder
+from briter_worker.lock import AnotherWorkerError, Holder, SiteLock, read_holder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,6 +78,11 @@ def kernel_locked(path: Path) -> Iterator[None]:
     with path.open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+
+
+def is_held(path: Path, **at: float) -> bool:
+    holder = read_holder(path, **at)
+    return holder is not None and holder.alive
 
 
 def assert_taken(path: Path, lock: SiteLock, now: float = NOW) -> None:

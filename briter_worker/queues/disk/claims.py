@@ -33,11 +33,9 @@ from briter_worker.queues.disk.files import (
     BadFile,
     Folder,
     JobFile,
-    is_job_name,
     printable,
     read_queue_file,
     stem,
-    temporary_name,
     unused_name,
 )
 from briter_worker.redaction import one_line
@@ -54,9 +52,26 @@ _DIGEST = re.compile(r"\.[0-9a-f]{16}(?=\.json$)")
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.tmp")
 _PARTIAL_S = 3600.0
 _FIX = "correct what wrote the file, save the post again, then cancel this job"
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_REASON = 400
 """Leaves room for the names of the files."""
+
+
+def marked(names: Iterable[str], mark: str) -> set[str]:
+    """Return the claims that have this mark."""
+    return {name.removesuffix(mark) for name in names if name.endswith(mark)}
+
+
+def read_claimed(folder: Folder, name: str) -> JobFile | None:
+    """Return the job in a file of `.claimed/`; None if it is gone, or not a job."""
+    with contextlib.suppress(FileNotFoundError):
+        file = read_queue_file(folder, name, _original_name(name))
+        return file if isinstance(file, JobFile) else None
+    return None
+
+
+def _original_name(name: str) -> str:
+    """Return the name in the queue folder of a file in `.claimed/`."""
+    return name[1:] if name.startswith(".") else _DIGEST.sub("", name)
 
 
 class ClaimFolder:
@@ -76,7 +91,8 @@ class ClaimFolder:
         """Keep out other processes that change the queue; producers still add files."""
         self._root_path.mkdir(parents=True, exist_ok=True)
         with Folder.open(self._root_path) as self.root:
-            self.root.make_child(_FOLDER)
+            with contextlib.suppress(FileExistsError):
+                (self._root_path / _FOLDER).mkdir()
             with self.root.open_child(_FOLDER) as self.claimed, self.claimed.locked(".lock"):
                 yield
 
@@ -96,6 +112,23 @@ class ClaimFolder:
         """Return True if an interrupted operation, or a running one, has taken files. Needs no lock."""
         return any(map(_is_taken, self.list_names()))
 
+    def tidy(self) -> bool:
+        """Remove what dead processes had half written, and give back what they had taken, if anything."""
+        names = self.claimed.names()
+        for name in names:
+            if name.startswith(".") and name.endswith(".tmp"):
+                self.claimed.unlink(name)
+        taken = list(filter(_is_taken, names))
+        self.give_back(taken)
+        return bool(taken)
+
+    def remove_partials(self, now: float) -> None:
+        """Remove what producers that were killed an hour ago had half written."""
+        for name in filter(_PARTIAL.fullmatch, self.root.names()):
+            with contextlib.suppress(FileNotFoundError):
+                if now - self.root.stat(name).st_mtime > _PARTIAL_S:
+                    self.root.unlink(name)
+
     # Out of the queue folder, and back
 
     def take(self, name: str) -> str | None:
@@ -108,8 +141,20 @@ class ClaimFolder:
         except FileNotFoundError:
             return None
         if taken != f".{name}":
-            self._keep_id(taken, stem(name))
+            self._keep_id(taken, name)
         return taken
+
+    def begin(self, file: JobFile) -> str:
+        """Make a taken job a claim, and return its key; durable once the folder is synced."""
+        name, digest = file.name.removeprefix(".").removesuffix(SUFFIX), f".{file.save}{SUFFIX}"
+        if self.claimed.has(name + digest):
+            self._keep_id(file.name, name)
+            name = unused_name().removesuffix(SUFFIX)
+        key = name + digest
+        self.claimed.unlink(key + CANCEL)  # left by a crash, of an earlier claim of the same name
+        self.claimed.unlink(key + ALONE)
+        self.claimed.rename(file.name, self.claimed, key)
+        return key
 
     def read(self, name: str) -> JobFile | None:
         """Return the job in `.claimed/`; None if it is gone, or not a job."""
@@ -129,7 +174,8 @@ class ClaimFolder:
         placed = []
         for name in names:
             try:
-                if self._place(name, original_name(name)):
+                with contextlib.suppress(FileNotFoundError):
+                    self._place(name, _original_name(name))
                     placed.append(name)
             except OSError as error:
                 failed = failed or error
@@ -145,39 +191,28 @@ class ClaimFolder:
         The new file is complete before it gets its name, so that a crash leaves the job in flight, or in both
         places.
         """
-        temporary = temporary_name()
-        self.claimed.write_new(temporary, encode_document(document), file.stat)
-        try:
-            self._place(temporary, original_name(file.name))
+        with self.claimed.written(encode_document(document), file.stat) as temporary:
+            self._place(temporary, _original_name(file.name))
             self.root.sync()
-        finally:
-            self.claimed.unlink(temporary)
         self.drop([file.name])
 
-    def _place(self, source: str, name: str) -> bool:
-        """Link `source` into the queue folder as `name`, if that is free. Return True if it is there."""
+    def _place(self, source: str, name: str) -> None:
+        """Link `source` into the queue folder as `name`, or as another name if that is in use."""
         try:
-            if stat.S_ISDIR(self.claimed.stat(source).st_mode):  # which no producer of jobs creates
-                self.claimed.rename(source, self.root, unused_name() if self.root.has(name) else name)
-                return False
-            try:
-                self.claimed.link(source, self.root, name)
-            except FileExistsError:
-                if not os.path.samestat(self.claimed.stat(source), self.root.stat(name)):
-                    self._keep_id(source, stem(name))
-                    self.claimed.link(source, self.root, unused_name())
-                # else a crash came between the link and the removal
-        except FileNotFoundError:
-            return False
-        return True
+            self.claimed.link(source, self.root, name)
+        except FileExistsError:
+            if not os.path.samestat(self.claimed.stat(source), self.root.stat(name)):
+                self._keep_id(source, name)
+                self.claimed.link(source, self.root, unused_name())
+            # else a crash came between the link and the removal
 
-    def _keep_id(self, name: str, job_id: str) -> None:
+    def _keep_id(self, name: str, original: str) -> None:
         """Write the id of a job whose id is its file's name into the file, before the name changes."""
         file = self.read(name)
         if file is not None and not file.document.get("id"):
             # `updatedAt` marks the worker's own files, which may be larger than a producer's.
             updated = format_time(file.stat.st_mtime)
-            self.rewrite(file, {"updatedAt": updated, **file.document, "id": job_id})
+            self.rewrite(file, {"updatedAt": updated, **file.document, "id": stem(original)})
 
     def drop(self, names: Collection[str]) -> None:
         """Remove files from `.claimed/`, with their marks, durably."""
@@ -190,37 +225,6 @@ class ClaimFolder:
             self.claimed.sync()
             self.root.sync()  # nor do the names come back that the files had there
 
-    # Claims
-
-    def begin(self, file: JobFile) -> str:
-        """Make a taken job a claim, and return its key; durable once the folder is synced."""
-        name, digest = file.name.removeprefix(".").removesuffix(SUFFIX), f".{file.save}{SUFFIX}"
-        if self.claimed.has(name + digest):
-            self._keep_id(file.name, stem(name))
-            name = unused_name().removesuffix(SUFFIX)
-        key = name + digest
-        self.claimed.unlink(key + CANCEL)  # left by a crash, of an earlier claim of the same name
-        self.claimed.unlink(key + ALONE)
-        self.claimed.rename(file.name, self.claimed, key)
-        return key
-
-    def names(self) -> tuple[list[str], list[str]]:
-        """Return the claims, and the files that a dead process has taken; remove half-written files."""
-        names = self.claimed.names()
-        for name in names:
-            if name.startswith(".") and name.endswith(".tmp"):
-                self.claimed.unlink(name)
-        return list(filter(is_job_name, names)), list(filter(_is_taken, names))
-
-    def remove_partials(self, now: float) -> None:
-        """Remove what producers that were killed long ago had half written."""
-        for name in filter(_PARTIAL.fullmatch, self.root.names()):
-            with contextlib.suppress(FileNotFoundError):
-                if now - self.root.stat(name).st_mtime > _PARTIAL_S:
-                    self.root.unlink(name)
-
-    # The quarantine
-
     def quarantine(self, taken: str, name: str, file: BadFile, declared: Job, now: float) -> Quarantined:
         """Keep the bytes of a taken file called `name`, and write the failed job that names them.
 
@@ -228,48 +232,26 @@ class ClaimFolder:
         """
         self._quarantine_path.mkdir(parents=True, exist_ok=True)
         with Folder.open(self._quarantine_path) as kept:
-            target = f"{format_time(now).replace(':', '')}-{_UNSAFE.sub('_', stem(name))[:100]}{SUFFIX}"
+            safe = re.sub(r"[^A-Za-z0-9._-]+", "_", stem(name))[:100]
+            target = f"{format_time(now).replace(':', '')}-{safe}{SUFFIX}"
             if kept.has(target):
                 target = f"{target.removesuffix(SUFFIX)}-{unused_name()}"
             path = kept.path / target
             text = f"{one_line(file.reason, _MAX_REASON)}. The file {printable(name)!r} is kept as {path}"
-            document = _salvage(file, name, declared, now)
             failure = Failure(file.code, text, _FIX)
+            document = _salvage(file, name, declared, now)
             document = with_state(document, now, status=Status.FAILED, attempts=0, failure=failure)
-            temporary = temporary_name()
-            is_folder, is_regular = stat.S_ISDIR(file.stat.st_mode), stat.S_ISREG(file.stat.st_mode)
-            self.claimed.write_new(temporary, encode_document(document), file.stat if is_regular else None)
-            try:
-                (self.claimed.rename if is_folder else self.claimed.link)(taken, kept, target)
+            like = file.stat if stat.S_ISREG(file.stat.st_mode) else None
+            with self.claimed.written(encode_document(document), like) as temporary:
+                self.claimed.link(taken, kept, target)
                 kept.sync()
                 self.claimed.rename(temporary, self.claimed, taken)
-            finally:
-                self.claimed.unlink(temporary)
         self.give_back([taken])
         return Quarantined(job_id=document["id"], slug=document["slug"], error=text, file=str(path), fix=_FIX)
 
 
 def _is_taken(name: str) -> bool:
     return name.startswith(".") and name.endswith(SUFFIX)
-
-
-def marked(names: Iterable[str], mark: str) -> set[str]:
-    """Return the claims that have this mark."""
-    return {name.removesuffix(mark) for name in names if name.endswith(mark)}
-
-
-def read_claimed(folder: Folder, name: str) -> JobFile | None:
-    """Return the job in a file of `.claimed/`; None if it is gone, or not a job."""
-    try:
-        file = read_queue_file(folder, name, original_name(name))
-    except FileNotFoundError:
-        return None
-    return file if isinstance(file, JobFile) else None
-
-
-def original_name(name: str) -> str:
-    """Return the name in the queue folder of a file in `.claimed/`."""
-    return name[1:] if name.startswith(".") else _DIGEST.sub("", name)
 
 
 def _salvage(file: BadFile, name: str, declared: Job, now: float) -> Document:

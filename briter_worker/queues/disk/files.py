@@ -61,11 +61,6 @@ def unused_name() -> str:
     return f"{uuid4().hex}{SUFFIX}"
 
 
-def temporary_name() -> str:
-    """Return a new file name that no reader takes for a job."""
-    return f".{uuid4().hex}.tmp"
-
-
 class Folder:
     """An open folder, so that nobody can put another one in its place. Methods take names of its entries."""
 
@@ -83,11 +78,6 @@ class Folder:
         with self._naming(name):
             descriptor = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=self.descriptor)
         return Folder(self.path / name, descriptor)
-
-    def make_child(self, name: str) -> None:
-        """Create a folder in this one, if there is nothing of this name."""
-        with contextlib.suppress(FileExistsError), self._naming(name):
-            os.mkdir(name, dir_fd=self.descriptor)
 
     def __enter__(self) -> Self:
         """Return the open folder."""
@@ -117,11 +107,9 @@ class Folder:
 
     def has(self, name: str) -> bool:
         """Return True if there is an entry of this name, of any kind."""
-        try:
-            self.stat(name)
-        except FileNotFoundError:
-            return False
-        return True
+        with contextlib.suppress(FileNotFoundError):
+            return bool(self.stat(name))
+        return False
 
     def read(self, name: str) -> tuple[bytes | None, os.stat_result]:
         """Return the bytes of a file, at most one more than a job file may have, and its status.
@@ -144,38 +132,35 @@ class Folder:
             finally:
                 os.close(descriptor)
 
-    def write_new(
-        self, name: str, data: bytes, like: os.stat_result | None = None, *, mode: int = 0o640
-    ) -> None:
-        """Create and sync a file, with the mode, owner and times of `like`. On failure nothing is left."""
-        with self._naming(name):
-            descriptor = os.open(name, _CREATE_FILE, mode, dir_fd=self.descriptor)
-            try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-                if like is not None:
-                    _copy_attributes(descriptor, like)
-                os.fsync(descriptor)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    self.unlink(name)
-                raise
-            finally:
-                os.close(descriptor)
+    @contextlib.contextmanager
+    def written(self, data: bytes, like: os.stat_result | None = None, *, mode: int = 0o640) -> Iterator[str]:
+        """Write and sync a file, with the mode, owner and times of `like`; return its temporary name.
+
+        The name is gone at the end, whatever happens inside. No reader takes it for a job.
+        """
+        name = f".{uuid4().hex}.tmp"
+        try:
+            with self._naming(name):
+                descriptor = os.open(name, _CREATE_FILE, mode, dir_fd=self.descriptor)
+                try:
+                    view = memoryview(data)
+                    while view:
+                        view = view[os.write(descriptor, view) :]
+                    if like is not None:
+                        _copy_attributes(descriptor, like)
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            yield name
+        finally:
+            self.unlink(name)
 
     def replace(
         self, name: str, data: bytes, like: os.stat_result | None = None, *, mode: int = 0o640
     ) -> None:
         """Replace a file atomically; durable once the folder is synced."""
-        temporary = temporary_name()
-        self.write_new(temporary, data, like, mode=mode)
-        try:
-            with self._naming(name):
-                os.rename(temporary, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
-        except BaseException:
-            self.unlink(temporary)
-            raise
+        with self.written(data, like, mode=mode) as temporary:
+            self.rename(temporary, self, name)
 
     def rename(self, name: str, target: Folder, new_name: str) -> None:
         """Move an entry, over any entry of the new name."""
@@ -183,36 +168,36 @@ class Folder:
             os.rename(name, new_name, src_dir_fd=self.descriptor, dst_dir_fd=target.descriptor)
 
     def link(self, name: str, target: Folder, new_name: str) -> None:
-        """Give a file a second name. Raises FileExistsError where a rename would overwrite the other file.
+        """Give an entry a second name. Raises FileExistsError where a rename would overwrite another entry.
 
         Where fs.protected_hardlinks refuses to link another user's file, and in another file system, a copy
-        is linked; a file that cannot be read is moved.
+        is linked; a folder, and what cannot be read, is moved.
         """
         with self._naming(name):
             try:
-                return _link(self, name, target, new_name)
+                return self._link(name, target, new_name)
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-        try:
+        data = None
+        with contextlib.suppress(PermissionError):  # another user's file, which the worker may only move
             data, like = self.read(name)
-        except PermissionError:  # another user's file, which the worker may only move
-            if target.has(new_name):
-                raise FileExistsError(errno.EEXIST, "in use", str(target.path / new_name)) from None
-            return self.rename(name, target, new_name)
         if data is None or len(data) < like.st_size:
-            raise OSError(errno.EPERM, "it cannot be linked", str(self.path / name))
-        temporary = temporary_name()
-        target.write_new(temporary, data, like)
-        try:
-            _link(target, temporary, target, new_name)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            text = "the file system has no hard links"
-            raise OSError(errno.ENOTSUP, text, str(target.path / new_name)) from error
-        finally:
-            target.unlink(temporary)
+            if target.has(new_name):
+                raise FileExistsError(errno.EEXIST, "in use", str(target.path / new_name))
+            return self.rename(name, target, new_name)
+        with target.written(data, like) as temporary:
+            try:
+                target._link(temporary, target, new_name)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                text = "the file system has no hard links"
+                raise OSError(errno.ENOTSUP, text, str(target.path / new_name)) from error
+
+    def _link(self, name: str, target: Folder, new_name: str) -> None:
+        folders = {"src_dir_fd": self.descriptor, "dst_dir_fd": target.descriptor}
+        os.link(name, new_name, **folders, follow_symlinks=False)
 
     def unlink(self, name: str) -> None:
         """Remove a name, if it is there."""
@@ -251,11 +236,6 @@ class Folder:
             yield
         finally:
             os.close(descriptor)
-
-
-def _link(folder: Folder, name: str, target: Folder, new_name: str) -> None:
-    folders = {"src_dir_fd": folder.descriptor, "dst_dir_fd": target.descriptor}
-    os.link(name, new_name, **folders, follow_symlinks=False)
 
 
 def _copy_attributes(descriptor: int, like: os.stat_result) -> None:
@@ -323,9 +303,8 @@ def read_queue_file(folder: Folder, name: str, original: str | None = None) -> J
         return BadFile(found, "it is not a regular file")
     try:
         document = read_document(data)
-        job = Job.from_document(
-            document, name=stem(original or name) + SUFFIX, modified=found.st_mtime_ns / 1e9
-        )
+        modified = found.st_mtime_ns / 1e9
+        job = Job.from_document(document, name=stem(original or name) + SUFFIX, modified=modified)
     except MalformedJobError as error:
         return BadFile(found, error.reason, FailureCode.MALFORMED, error.document)
     except UnreadableJobError as error:

@@ -11,20 +11,18 @@ import math
 import os
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
 from briter_worker.errors import FailureCode, os_error_text
-from briter_worker.job import Job, QuietTime, Status, join_paths
-from briter_worker.queues.disk.files import BadFile, Folder, is_job_name, printable, read_queue_file
+from briter_worker.job import Author, Job, QuietTime, Status, join_paths
+from briter_worker.queues.disk.files import BadFile, Folder, JobFile, is_job_name, printable, read_queue_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
-    from briter_worker.job import Author
-    from briter_worker.queues.disk.files import JobFile
 
 PAUSE_FILE = ".paused"
 GRACE_S = 2.0
@@ -38,6 +36,7 @@ _RACY_NS = 50_000_000
 _QUARANTINED = frozenset({FailureCode.UNREADABLE.value, FailureCode.MALFORMED.value})
 _NOTHING = Job.model_construct(id="", slug="", paths=())
 """The declaration of a file of which nothing is known."""
+_RECORDED = ("slug", "paths", "created_at", "scheduled_for")
 _INTERNALS = {"__pydantic_fields_set__": set[str](), "__pydantic_extra__": None, "__pydantic_private__": None}
 _EVENTS = (
     *(flags.MODIFY, flags.ATTRIB, flags.CLOSE_WRITE, flags.MOVED_FROM, flags.MOVED_TO),
@@ -85,6 +84,8 @@ class Index:
     by_slug: dict[str, tuple[str, ...]] = field(default_factory=dict)
     version: int = 0
     """Counts the changes of what follows from the entries."""
+    _recorded: dict[str, Any] | None = None
+    """The record, while one look needs it."""
     _is_record_old: bool = True
     _stuck: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Until when files that could not be moved or read are left alone, and why."""
@@ -143,7 +144,12 @@ class Index:
             self.leave_alone([name], self._latest, reason)
             return
         if isinstance(file, BadFile):
-            entry = self._damaged_entry(name, file)
+            declared = self._declared(name)
+            # A file from the future is not waited for forever.
+            due = min(file.stat.st_mtime, self._latest) + GRACE_S if file.may_become_job else 0.0
+            readable = [path for path in file.document.get("paths") or () if isinstance(path, str)]
+            job = declared.model_copy(update={"paths": join_paths(declared.paths, readable)})
+            entry = Entry(job, due=due, problem=file.reason)
         else:
             job = self.with_quiet_time(file, known).job
             entry = Entry(self._compacted(job), due=self.due_of(job, self._latest))
@@ -178,41 +184,28 @@ class Index:
             object.__setattr__(compact, name, value)
         return compact
 
-    def _damaged_entry(self, name: str, file: BadFile) -> Entry:
-        declared = self._declared(name)
-        # A file from the future is not waited for forever.
-        due = min(file.stat.st_mtime, self._latest) + GRACE_S if file.may_become_job else 0.0
-        readable = [path for path in file.document.get("paths") or () if isinstance(path, str)]
-        job = declared.model_copy(update={"paths": join_paths(declared.paths, readable)})
-        return Entry(job, due=due, problem=file.reason)
-
     def _declared(self, name: str) -> Job:
         """Return what a scheduled job declared before its file was damaged: its paths stay withheld."""
-        known = self.entries.get(name)
-        if known is not None:
+        if known := self.entries.get(name):
             return known.job if known.problem or known.is_pending or known.is_quarantined else _NOTHING
-        for line in self._read_record().splitlines():
-            if line.startswith(f"[{json.dumps(name)}, "):
-                _, slug, paths, created_at, scheduled_for = json.loads(line)
-                facts = {
-                    "slug": slug,
-                    "paths": paths,
-                    "created_at": created_at,
-                    "scheduled_for": scheduled_for,
-                }
-                return _NOTHING.model_copy(update=facts)
-        return _NOTHING
+        if self._recorded is None:
+            self._recorded = {}
+            with contextlib.suppress(ValueError):
+                self._recorded = json.loads(self._read_record())
+        facts = self._recorded.get(name)
+        return _NOTHING.model_copy(update=dict(zip(_RECORDED, facts, strict=True))) if facts else _NOTHING
 
     def _write_record(self) -> None:
         """Store what scheduled jobs declare, where that changed."""
+        self._recorded = None
         if self.record is None or not self._is_record_old:
             return
-        lines = (
-            f"{json.dumps([name, job.slug, job.paths, job.created_at, job.scheduled_for])}\n"
+        scheduled = {
+            name: [getattr(entry.job, key) for key in _RECORDED]
             for name, entry in self.entries.items()
-            if (job := entry.job).scheduled_for is not None and (entry.problem or entry.is_pending)
-        )
-        record = "".join(sorted(lines))
+            if entry.job.scheduled_for is not None and (entry.problem or entry.is_pending)
+        }
+        record = json.dumps(scheduled, sort_keys=True)
         with contextlib.suppress(OSError):  # a full disk stops no publication; the next look writes it
             if record != self._read_record():
                 self.record.parent.mkdir(mode=0o700, exist_ok=True)
@@ -222,7 +215,7 @@ class Index:
             self._is_record_old = False
 
     def _read_record(self) -> str:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
+        with contextlib.suppress(OSError):
             return self.record.read_text("ascii") if self.record is not None else ""
         return ""
 
@@ -261,14 +254,14 @@ class Index:
             return math.inf
         return job.due_at(now, self.longest_delay)
 
-    def _blocked_until(self, name: str) -> float:
-        return self._stuck.get(name, (0.0, ""))[0]
+    def _blocked_until(self, *names: str) -> float:
+        return max(self._stuck.get(name, (0.0, ""))[0] for name in names)
 
     def next_work(self) -> float:
         """Return when the next file will be claimed, quarantined or joined with others."""
         if self._next_work[0] != self.version:
             times = [max(entry.due, self._blocked_until(name)) for name, entry in self.entries.items()]
-            times += [max(map(self._blocked_until, names)) for names in self._groups()]
+            times += [self._blocked_until(*names) for names in self._groups()]
             self._next_work = (self.version, min(times, default=math.inf))
         return self._next_work[1]
 
@@ -279,7 +272,7 @@ class Index:
 
     def rivals(self, now: float) -> list[list[str]]:
         """Return the names, by slug, of the jobs that one job is to stand for from now on."""
-        return [names for names in self._groups() if max(map(self._blocked_until, names)) <= now]
+        return [names for names in self._groups() if self._blocked_until(*names) <= now]
 
     def _groups(self) -> list[list[str]]:
         found = []
@@ -322,11 +315,6 @@ class Index:
             for path in job.paths:
                 paths[path] = min(at, paths.get(path, at))
         return paths
-
-    def unsettled_until(self, now: float) -> float | None:
-        """Return when the last half-written file that was never read whole is quarantined."""
-        unread = (e for e in self.entries.values() if e.problem and e.job.scheduled_for is None)
-        return max((e.due for e in unread if e.due > now), default=None)
 
 
 def _stamp(found: os.stat_result) -> int:

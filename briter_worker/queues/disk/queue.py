@@ -1,35 +1,254 @@
-"""The queue of one site as a folder of JSON files, as the worker uses it."""
+"""The queue of one site as a folder of JSON files: for its worker, and for commands and pages beside it."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import math
+import os
+import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter
+
 from briter_worker.allowlist import normalized, parents
-from briter_worker.errors import is_environment, os_error_text
+from briter_worker.errors import DeclinedError, Failure, is_environment, os_error_text
 from briter_worker.events import Quarantined, Superseded
-from briter_worker.job import Document, Job, Status, format_time, joined_keys, with_state
-from briter_worker.ports import Claim, ClaimResult
-from briter_worker.queues.disk.claims import ALONE, CANCEL, marked
-from briter_worker.queues.disk.control import DiskControl
-from briter_worker.queues.disk.files import JobFile, read_queue_file
-from briter_worker.queues.disk.index import GRACE_S
+from briter_worker.job import (
+    NO_QUIET_TIME,
+    Document,
+    Job,
+    QuietTime,
+    State,
+    Status,
+    format_time,
+    join_paths,
+    joined_keys,
+    with_state,
+)
+from briter_worker.ports import Cancellation, Claim, ClaimResult, ListedJob, Pause
+from briter_worker.queues import selection
+from briter_worker.queues.disk.claims import ALONE, CANCEL, ClaimFolder, marked, read_claimed
+from briter_worker.queues.disk.files import Folder, JobFile, is_job_name, read_queue_file
+from briter_worker.queues.disk.index import GRACE_S, PAUSE_FILE, FolderWatcher, Index
+from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from briter_worker.errors import Failure
+
+_ONE_FILE_ONLY = frozenset({errno.EPERM, errno.EBUSY, errno.EXDEV})
+"""A rename fails so because of that file: it is immutable, or mounted."""
+_PAUSE = TypeAdapter(Pause)
 
 
-class DiskQueue(DiskControl):
-    """Implements `ports.Queue` for one worker per folder, beside any number of producers.
+class DiskQueue:
+    """Implements `ports.Queue` for one worker per folder, beside any number of producers and commands.
 
-    A crash or a power cut between any two system calls leaves every job waiting, in flight, or harmlessly
-    both. An OSError (full disk, read-only file system) leaves the jobs so, too. For one thread at a time.
+    Everything is decided on the file actually taken. A crash or a power cut between any two system calls
+    leaves every job waiting, in flight, or harmlessly both. An OSError (full disk, read-only file system)
+    leaves the jobs so, too. For one thread at a time.
     """
+
+    def __init__(
+        self,
+        root: Path,
+        quarantine: Path,
+        *,
+        longest_delay: float,
+        quiet: QuietTime = NO_QUIET_TIME,
+        dry_run: bool,
+        record: Path | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.root = root
+        self._clock = clock
+        self._quarantine_path = quarantine
+        self._claims = ClaimFolder(root, quarantine)
+        self.watcher = FolderWatcher()
+        """While it watches, only files that it names are read."""
+        self._index = Index(root, longest_delay, quiet, dry_run, record, self.watcher)
+        self._listed: tuple[int, float, list[ListedJob]] = (-1, 0.0, [])
+        """The index's version, until when the states hold, and the jobs outside `.claimed/`."""
+
+    # Views
+
+    def jobs(self, now: float) -> Sequence[ListedJob]:
+        """Return every job once: in flight, then waiting by due time, then dead letters."""
+        # A job that moves from one folder to the other meanwhile is found in one of these looks.
+        before = self._read_claimed()
+        others = self._list_others(now)
+        claimed = []
+        for file in (before | self._read_claimed()).values():
+            job = file.job.model_copy(update={"attempts": file.job.attempts + 1})
+            claimed.append(self._row(f".claimed/{file.name}", job, State.CLAIMED))
+        seen = {_save_of(row.job) for row in claimed}
+        return [*claimed, *(row for row in others if _save_of(row.job) not in seen)] if seen else others
+
+    def find(self, wanted: str, now: float) -> Sequence[ListedJob]:
+        """Return the job of this id, else all jobs of this slug."""
+        return selection.select_matching(self.jobs(now), wanted)
+
+    def quarantined(self) -> Sequence[Path]:
+        """Return the quarantined files, oldest first."""
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(self._quarantine_path.iterdir())
+        return []
+
+    def unusable_files(self, now: float) -> dict[str, str]:
+        """Return the reason for each file that is not a job, or that could not be moved."""
+        return self._look(now).unusable(now)
+
+    def stuck_files(self) -> dict[str, str]:
+        """Return the reasons why files could not be claimed or quarantined when that was last tried."""
+        return self._index.stuck_files()
+
+    def scheduled_paths(self, now: float) -> Mapping[str, float]:
+        """Return the paths that scheduled jobs declare, each with its time; 0 for those of damaged files."""
+        return self._look(now).scheduled_paths(now)
+
+    def next_due(self, now: float) -> float | None:
+        """Return when the next pending job is due, or there is something to tidy."""
+        at = self._look(now).next_work()
+        return None if math.isinf(at) else max(at, now)
+
+    def _look(self, now: float) -> Index:
+        """Return what the folder holds now."""
+        self._index.refresh(now)
+        return self._index
+
+    def _read_claimed(self) -> dict[str, JobFile]:
+        with contextlib.suppress(FileNotFoundError), self._claims.opened() as folder:
+            found = {name: read_claimed(folder, name) for name in folder.names() if is_job_name(name)}
+            return {name: file for name, file in found.items() if file is not None}
+        return {}
+
+    def _list_others(self, now: float) -> list[ListedJob]:
+        """Return the jobs that are not in flight; list again only when a file changed or a time has come."""
+        index, (version, until, rows) = self._look(now), self._listed
+        if version != index.version or now >= until:
+            slugs = list(index.by_slug)
+            waiting = [self._waiting_row(names, now) for slug in slugs if (names := index.pending(slug))]
+            waiting.sort(key=lambda row: (row.job.due_at(0.0, math.inf), row.job.created_at, row.where))
+            letters = [name for slug in slugs for name in index.failed(slug)]
+            failed = [self._row(name, index.entries[name].job, State.FAILED) for name in letters]
+            failed.sort(key=lambda row: (row.job.created_at, row.where))
+            jobs = (row.job for row in waiting)
+            times = (at for job in jobs for at in (job.scheduled_for, job.next_attempt_at, job.quiet_until))
+            until = min((at for at in times if at and at > now), default=math.inf)
+            rows = [*waiting, *failed]
+            self._listed = (index.version, until, rows)
+        return rows
+
+    def _waiting_row(self, names: Sequence[str], now: float) -> ListedJob:
+        """List the newest save of a slug, with the paths of the older saves that it will supersede."""
+        job, *older = (self._index.entries[name].job for name in names)
+        if older:
+            paths = join_paths(job.paths, *(each.paths for each in older))
+            job = self._index.quiet.apply(job.model_copy(update={"paths": paths}), job.created_at, *older)
+        return self._row(names[0], job, job.state(now))
+
+    def _row(self, name: str, job: Job, state: State) -> ListedJob:
+        where = f"{self.root}/{name}"
+        return ListedJob(job, state, partial(_read_document, where, job), where)
+
+    # Commands
+
+    def retry(self, wanted: str, now: float) -> Sequence[Job]:
+        """Make dead letters and retrying jobs due at once."""
+        return self._retry(lambda rows: selection.select_to_retry(rows, wanted), now)
+
+    def retry_all(self, now: float) -> Sequence[Job]:
+        """Make every dead letter that a retry can help due at once."""
+        return self._retry(selection.select_retryable, now)
+
+    def _retry(self, select: Callable[[Sequence[ListedJob]], list[ListedJob]], now: float) -> list[Job]:
+        again = partial(with_state, now=now, status=Status.PENDING, attempts=0)
+        with self._claims.exclusively():
+            names = [_name(row) for row in select(self._list(now))]
+            return self._alter(names, now, lambda file: again(file.document))
+
+    def publish_now(self, wanted: str, now: float) -> Sequence[Job]:
+        """Make jobs due at once that wait for a time; their attempts still count."""
+        waits_no_more = {"scheduledFor": None, "nextAttemptAt": None, "updatedAt": format_time(now)}
+        if self._index.quiet.after_save:
+            waits_no_more["quietUntil"] = format_time(now)
+        with self._claims.exclusively():
+            names = [_name(row) for row in selection.select_to_publish_now(self._list(now), wanted)]
+            return self._alter(names, now, lambda file: {**file.document, **waits_no_more})
+
+    def cancel(self, wanted: str, now: float) -> Cancellation:
+        """Remove jobs from the queue, with the older saves they stand for; mark those in flight."""
+        with self._claims.exclusively():
+            rows = selection.select_existing(self._list(now), wanted)
+            in_flight = [row for row in rows if row.state is State.CLAIMED]
+            for row in in_flight:
+                self._claims.claimed.touch(_name(row) + CANCEL)
+            self._claims.claimed.sync()
+            waiting = [row for row in rows if row.state is not State.CLAIMED]
+            removed = self._remove_rows(waiting, now)
+        if waiting and not removed:
+            raise DeclinedError(
+                f"{wanted!r} has just been saved again or claimed by the worker", "look again"
+            )
+        shown = {row.job.id for row in waiting}
+        return Cancellation(
+            tuple(job for job in removed if job.id in shown), tuple(row.job for row in in_flight)
+        )
+
+    def remove(self, rows: Sequence[ListedJob], now: float) -> None:
+        """Remove waiting jobs and dead letters that are stored elsewhere by now; newer saves stay."""
+        with self._claims.exclusively():
+            self._index.refresh(now)
+            self._remove_rows(rows, now)
+
+    def _list(self, now: float) -> Sequence[ListedJob]:
+        """List the jobs, those included that a dead process had taken out of the queue folder."""
+        self._claims.tidy()
+        return self.jobs(now)
+
+    def _remove_rows(self, rows: Iterable[ListedJob], now: float) -> list[Job]:
+        return self._alter([name for row in rows for name in self._files_of(row)], now, lambda _: None)
+
+    def _files_of(self, row: ListedJob) -> list[str]:
+        """Return the files shown as this row. A later save is newer, or declares what the row did not."""
+        jobs = {name: self._index.entries[name].job for name in self._index.pending(row.job.slug)}
+        if row.state is State.FAILED:
+            jobs = {name: row.job for name in self._index.failed(row.job.slug) if name == _name(row)}
+        newest, declared = row.job.created_at, set(row.job.paths)
+        return [n for n, job in jobs.items() if job.created_at <= newest and declared.issuperset(job.paths)]
+
+    # The pause
+
+    def active_pause(self, now: float) -> Pause | None:
+        """Return the pause, if there is one. Damage, too: only `resume`, or its time, ends one."""
+        try:
+            with Folder.open(self.root) as root:
+                pause = _PAUSE.validate_json(root.read(PAUSE_FILE)[0] or b"")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            return Pause(since=0.0, until=None, reason=f"the file {PAUSE_FILE} cannot be read")
+        return pause._replace(reason=one_line(pause.reason)) if pause.is_active(now) else None
+
+    def pause(self, now: float, *, until: float | None = None, reason: str = "") -> Pause:
+        """Stop claiming until a time, or until `resume`; durable when this returns."""
+        pause = Pause(now, until, one_line(reason))
+        with self._claims.exclusively():
+            self._claims.root.replace(PAUSE_FILE, _PAUSE.dump_json(pause))
+            self._claims.root.sync()
+        return pause
+
+    def resume(self) -> bool:
+        """End the pause. Return True if there was one."""
+        with contextlib.suppress(FileNotFoundError), Folder.open(self.root) as root:
+            was_paused = root.has(PAUSE_FILE)
+            root.unlink(PAUSE_FILE)
+            root.sync()
+            return was_paused
+        return False
 
     # Claims
 
@@ -39,42 +258,37 @@ class DiskQueue(DiskControl):
             return ClaimResult()
         with self._claims.exclusively():
             self._tidy(now)
-            return self._claim(now)
+            superseded, ready = self._join_saves(now)
+            quarantined: list[Quarantined] = []
+            slugs = {file.job.slug for file in ready}
+            back = []
+            for name in self._index.due(now):
+                if self._index.entries[name].problem:
+                    quarantined += self._quarantine(name, now)
+                    continue
+                file = self._take(name, now)
+                if file and self._index.due_of(file.job, now) <= now and file.job.slug not in slugs:
+                    slugs.add(file.job.slug)
+                    ready.append(file)
+                elif file:
+                    back.append(file.name)
+            self._claims.give_back(back)
+            ready.sort(key=lambda file: (self._index.due_of(file.job, now), *file.order))
+            return ClaimResult(self._begin(ready), tuple(superseded), tuple(quarantined))
 
     def _tidy(self, now: float) -> None:
         """Give back what an interrupted operation, or a process that died, had taken."""
-        if back := self._claims.names()[1]:
-            self._claims.give_back(back)
+        if self._claims.tidy():
             self._index.refresh(now)
-
-    def _claim(self, now: float) -> ClaimResult:
-        superseded, ready = self._join_saves(now)
-        quarantined: list[Quarantined] = []
-        slugs = {file.job.slug for file in ready}
-        back = []
-        for name in self._index.due(now):
-            if self._index.entries[name].problem:
-                quarantined += self._quarantine(name, now)
-                continue
-            file = self._take(name, now)
-            if file and self._index.due_of(file.job, now) <= now and file.job.slug not in slugs:
-                slugs.add(file.job.slug)
-                ready.append(file)
-            elif file:
-                back.append(file.name)
-        self._claims.give_back(back)
-        ready.sort(key=lambda file: (self._index.due_of(file.job, now), *file.order))
-        return ClaimResult(self._begin(ready), tuple(superseded), tuple(quarantined))
 
     def _begin(self, ready: Sequence[JobFile]) -> tuple[Claim, ...]:
         is_alone = len(ready) == 1
-        keys = [self._claims.begin(file) for file in ready]
-        if keys:
+        claims = [Claim(self._claims.begin(f), f.job, f.job.attempts + 1, is_alone) for f in ready]
+        if claims:
             self._claims.claimed.sync()
         if is_alone:
-            self._claims.claimed.touch(keys[0] + ALONE)
-        pairs = zip(keys, (file.job for file in ready), strict=True)
-        return tuple(Claim(key, job, job.attempts + 1, is_alone) for key, job in pairs)
+            self._claims.claimed.touch(claims[0].key + ALONE)
+        return tuple(claims)
 
     def _join_saves(self, now: float) -> tuple[list[Superseded], list[JobFile]]:
         """Keep the newest save of each slug, with the paths of all; likewise of dead letters.
@@ -82,32 +296,26 @@ class DiskQueue(DiskControl):
         Return the jobs that were superseded, and those of the kept ones that are due.
         """
         superseded: list[Superseded] = []
-        due: list[JobFile] = []
-        back: list[str] = []
+        kept: list[JobFile] = []
         losers: list[str] = []
         for names in self._index.rivals(now):
-            rivals = self._take_rivals(names, now)
+            rivals = sorted(self._take_rivals(names, now), key=lambda file: file.order)
             if not rivals:
                 continue
-            newest, *older = sorted(rivals, key=lambda file: file.order, reverse=True)
+            newest, older = rivals.pop(), rivals[::-1]
             has_quiet_time = self._index.quiet.after_save > 0
-            keys = joined_keys(newest.job, [each.job for each in older], with_first_save=has_quiet_time)
-            if keys:
+            if keys := joined_keys(newest.job, [f.job for f in older], with_first_save=has_quiet_time):
                 document = {**newest.document, **keys, "updatedAt": format_time(now)}
                 newest = self._index.with_quiet_time(self._claims.rewrite(newest, document))
+            kept.append(newest)
             losers += [file.name for file in older]
-            superseded += [
-                Superseded(job_id=file.job.id, slug=newest.job.slug, superseded_by=newest.job.id)
-                for file in older
-            ]
-            if self._index.due_of(newest.job, now) <= now:
-                due.append(newest)
-            else:
-                back.append(newest.name)
+            by = {"slug": newest.job.slug, "superseded_by": newest.job.id}
+            superseded += [Superseded(job_id=file.job.id, **by) for file in older]
         if losers:
             self._claims.claimed.sync()  # the joined paths are durable before the older files go
             self._claims.drop(losers)
-        self._claims.give_back(back)
+        due = [file for file in kept if self._index.due_of(file.job, now) <= now]
+        self._claims.give_back(file.name for file in kept if file not in due)
         return superseded, due
 
     def _take_rivals(self, names: Sequence[str], now: float) -> list[JobFile]:
@@ -118,7 +326,7 @@ class DiskQueue(DiskControl):
         if any(name in self._index.entries for name in names):
             self._index.leave_alone(names, now, "another save of the post cannot be claimed")
             rivals = []
-        self._claims.give_back([file.name for file in taken if file not in rivals])
+        self._claims.give_back(file.name for file in taken if file not in rivals)
         return rivals
 
     def _quarantine(self, name: str, now: float) -> list[Quarantined]:
@@ -127,12 +335,11 @@ class DiskQueue(DiskControl):
             if taken := self._claims.take(name):
                 file = read_queue_file(self._claims.claimed, taken, name)
                 # A producer may have completed the file, or begun a new one, since it was read.
-                if isinstance(file, JobFile) or (
+                if not isinstance(file, JobFile) and not (
                     file.may_become_job and abs(now - file.stat.st_mtime) < GRACE_S
                 ):
-                    self._claims.give_back([taken])
-                else:
                     return [self._claims.quarantine(taken, name, file, self._index.entries[name].job, now)]
+                self._claims.give_back([taken])
             self._index.forget(name)
         except OSError as error:  # this file stays; the others are claimed
             if taken:
@@ -152,15 +359,15 @@ class DiskQueue(DiskControl):
                 self._tidy(now)
                 self._claims.remove_partials(now)
             claims, back, gone = [], [], []
-            for key in self._claims.names()[0]:
+            names = self._claims.claimed.names()
+            for key in filter(is_job_name, names):
                 file = self._claims.read(key)
                 if file is None or not file.is_intact or file.job.status is Status.FAILED:
                     back.append(key)
                 elif self._has_twin(file):
                     gone.append(key)
                 else:
-                    is_alone = self._claims.claimed.has(key + ALONE)
-                    claims.append(Claim(key, file.job, file.job.attempts + 1, is_alone))
+                    claims.append(Claim(key, file.job, file.job.attempts + 1, key + ALONE in names))
             with contextlib.suppress(PermissionError):
                 self._claims.give_back(back)
                 self._claims.drop(gone)
@@ -191,24 +398,25 @@ class DiskQueue(DiskControl):
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
         """Remove published jobs, and older dead letters of their slugs as far as they are published now."""
         with self._claims.exclusively():
-            self._index.refresh(self._clock())
+            index = self._look(self._clock())
             # The dead letters first: after a crash, the claims are still there to have them removed.
             for claim in claims:
                 published = set(claim.job.paths).difference(rejected.get(claim.key, ()))
-                folders = {normalized(path) for path in published}
-                letters = self._index.failed(claim.job.slug)
-                jobs = {name: self._index.entries[name].job for name in letters}
-                older = [name for name, job in jobs.items() if job.created_at <= claim.job.created_at]
-                self._alter(older, self._clock(), partial(_without, folders))
+                older = [
+                    name
+                    for name in index.failed(claim.job.slug)
+                    if index.entries[name].job.created_at <= claim.job.created_at
+                ]
+                change = partial(_without, {normalized(path) for path in published})
+                self._alter(older, self._clock(), change)
             self._remove(claim.key for claim in claims)
 
     def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
         """Put jobs that a dry run has built back as tried; the attempt does not count."""
+        tried = partial(with_state, now=now, status=Status.PENDING, dry_run_at=now)
         with self._claims.exclusively():
             for claim in claims:
-                attempts = claim.attempt - 1
-                tried = partial(with_state, now=now, status=Status.PENDING, attempts=attempts, dry_run_at=now)
-                self._settle(claim, tried)
+                self._settle(claim, partial(tried, attempts=claim.attempt - 1))
 
     def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
         """Put the job back until `at`; return False, and remove the job, if a user cancelled it."""
@@ -221,8 +429,8 @@ class DiskQueue(DiskControl):
         """Store the job as failed; while another save waits, as pending, for the next claim to join them."""
         now = self._clock()
         with self._claims.exclusively():
-            self._index.refresh(now)
-            status = Status.PENDING if self._index.pending(claim.job.slug) else Status.FAILED
+            is_joined = self._look(now).pending(claim.job.slug)
+            status = Status.PENDING if is_joined else Status.FAILED
             state = partial(with_state, now=now, status=status, attempts=claim.attempt, failure=failure)
             return self._settle(claim, state)
 
@@ -252,26 +460,13 @@ class DiskQueue(DiskControl):
 
     def find_superseded(self, claims: Sequence[Claim], now: float) -> Collection[str]:
         """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
-        self._index.refresh(now)
-        found = set()
+        index, found = self._look(now), set()
         for claim in claims:
-            for name in self._index.pending(claim.job.slug)[:1]:
-                newest = self._index.entries[name].job
-                is_newer = newest.created_at >= claim.job.created_at
-                if is_newer and (newest.scheduled_for or 0.0) > now:
+            for name in index.pending(claim.job.slug)[:1]:
+                newest = index.entries[name].job
+                if newest.created_at >= claim.job.created_at and (newest.scheduled_for or 0.0) > now:
                     found.add(claim.key)
         return found
-
-    def _remove(self, keys: Iterable[str]) -> None:
-        intact: list[str] = []
-        others: list[str] = []
-        for key in keys:
-            file = self._claims.read(key)
-            (intact if file is not None and file.is_intact else others).append(key)
-        self._claims.give_back(others)  # newer saves; what is gone stays gone
-        self._claims.drop(intact)
-
-    # The site's other jobs
 
     def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
         """Make pending what environment failures ended or delayed; return the revived dead letters."""
@@ -283,10 +478,9 @@ class DiskQueue(DiskControl):
                 return with_state(file.document, now, status=Status.PENDING, attempts=0)
             return {**file.document, "nextAttemptAt": None, "updatedAt": format_time(now)}
 
-        self._index.refresh(now)
         names = [
             name
-            for name, entry in self._index.entries.items()
+            for name, entry in self._look(now).entries.items()
             if entry.job.failure and not entry.problem and is_environment(entry.job.failure)
             # A retry that is due by itself needs no change.
             if not entry.is_pending or (entry.due > now and entry.job.next_attempt_at is not None)
@@ -297,22 +491,75 @@ class DiskQueue(DiskControl):
         with self._claims.exclusively():
             return [job for job in self._alter(names, now, revive) if job.failure is None]
 
-    def scheduled_paths(self, now: float) -> Mapping[str, float]:
-        """Return the paths that scheduled jobs declare, each with its time; 0 for those of damaged files."""
-        return self._look(now).scheduled_paths(now)
+    def _remove(self, keys: Iterable[str]) -> None:
+        files = {key: self._claims.read(key) for key in keys}
+        intact = [key for key, file in files.items() if file is not None and file.is_intact]
+        self._claims.give_back(files.keys() - intact)  # newer saves; what is gone stays gone
+        self._claims.drop(intact)
 
-    def unsettled_until(self, now: float) -> float | None:
-        """Return until when a half-written file may turn out to schedule anything; None if there is none."""
-        return self._look(now).unsettled_until(now)
+    # Changes of waiting files
 
-    def next_due(self, now: float) -> float | None:
-        """Return when the next pending job is due, or there is something to tidy."""
-        at = self._look(now).next_work()
-        return None if math.isinf(at) else max(at, now)
+    def _take(self, name: str, now: float) -> JobFile | None:
+        """Take the job in a waiting file; what is not a job (any more) stays, and what cannot be moved."""
+        try:
+            taken = self._claims.take(name)
+        except OSError as error:
+            if error.errno not in _ONE_FILE_ONLY:
+                raise
+            self._index.leave_alone([name], now, f"it cannot be claimed: {os_error_text(error)}")
+            return None
+        known = self._index.entries.get(name)
+        self._index.forget(name)
+        file = self._claims.read(taken) if taken else None
+        if taken and file is None:
+            self._claims.give_back([taken])
+        return file and self._index.with_quiet_time(file, known)
 
-    def stuck_files(self) -> dict[str, str]:
-        """Return the reasons why files could not be claimed or quarantined when that was last tried."""
-        return self._index.stuck_files()
+    def _alter(
+        self, names: Iterable[str], now: float, change: Callable[[JobFile], Document | None]
+    ) -> list[Job]:
+        """Replace the documents of waiting jobs, or remove the jobs where `change` returns None.
+
+        A file that is another save by now stays as it is. Return the changed and removed jobs.
+        """
+        altered: list[Job] = []
+        back: list[str] = []
+        gone: list[str] = []
+        for name in names:
+            entry = self._index.entries[name]
+            file = self._take(name, now)
+            if file is None:
+                continue
+            document = change(file) if _save_of(file.job) == _save_of(entry.job) else file.document
+            (gone if document is None else back).append(file.name)
+            if document is None:
+                altered.append(file.job)
+            elif document != file.document:
+                altered.append(self._claims.rewrite(file, document).job)
+        self._claims.give_back(back)
+        self._claims.drop(gone)
+        return altered
+
+
+def _save_of(job: Job) -> tuple[str, str, float, Status]:
+    return (job.id, job.slug, job.created_at, job.status)
+
+
+def _name(row: ListedJob) -> str:
+    return os.path.basename(row.where)  # noqa: PTH119 - a Path of each of many names takes long
+
+
+def _read_document(where: str, job: Job) -> Document:
+    """Return the document of a listed job as it is now; or as it was, if it is gone."""
+    path = Path(where)
+    document = job.model_dump(mode="json", by_alias=True)
+    with contextlib.suppress(OSError), Folder.open(path.parent) as folder:
+        file = read_queue_file(folder, path.name)
+        if isinstance(file, JobFile) and file.job.slug == job.slug:
+            document = file.document
+    if job.quiet_until is not None:
+        document = {**document, "quietUntil": format_time(job.quiet_until)}
+    return {"id": job.id, **document, "paths": list(job.paths), "attempts": job.attempts}
 
 
 def _without(published: set[str], file: JobFile) -> Document | None:

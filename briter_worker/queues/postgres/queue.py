@@ -251,9 +251,6 @@ class PostgresQueue(PostgresControl):
             )
             return dict(found.fetchall())
 
-    def unsettled_until(self, now: float) -> None:
-        """Return None: a row is never half-written."""
-
     def next_due(self, now: float) -> float | None:  # noqa: ARG002 - the port's signature
         """Return when the next pending job is due, or None if none waits."""
         with self._database.connection() as connection:
