@@ -5,17 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import pwd
+import sys
 import traceback
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 import typer.main
 
-from briter_worker.commands import output
 from briter_worker.errors import FixableError, UsageError, describe
+from briter_worker.redaction import one_line, quote_fix
 from briter_worker.settings import Settings, load_settings
 from briter_worker.wiring import open_database
 
@@ -55,6 +56,54 @@ SiteOption = Annotated[
     str | None,
     typer.Option("--site", metavar="NAME", help="Site to act on (cluster only). [env: BRITER_SITE]"),
 ]
+
+
+def is_terminal() -> bool:
+    """Return True if standard output is a terminal."""
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def write(text: str) -> None:
+    """Print the text. A reader that has closed the pipe (`| head`) is not an error."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text if text.endswith("\n") or not text else f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard(sys.stdout)
+    except OSError as error:
+        error.filename = "standard output"
+        raise
+
+
+def report(message: str, fix: str = "") -> None:
+    """Print the message and its fix as one line to standard error."""
+    if sys.stderr is None:
+        return
+    text = quote_fix(message)
+    text = f"{text.rstrip('.')}. Fix: {fix}" if fix else text
+    try:
+        sys.stderr.write(f"briter-worker: {one_line(text)}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass
+
+
+def discard_unwritten() -> None:
+    """Drop what could not be printed: Python exits with 120 if it cannot flush at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            _discard(stream)
+
+
+def _discard(stream: TextIO) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def read_site(site: str | None) -> Settings:
@@ -122,7 +171,7 @@ def build_app(wanted: str | None = None) -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - as Typer calls it
     if wanted:
-        output.write(f"briter-worker {version('briter-worker')}")
+        write(f"briter-worker {version('briter-worker')}")
         raise typer.Exit
 
 
@@ -147,26 +196,26 @@ def main(argv: Sequence[str]) -> int:
             command.main(list(argv), prog_name="briter-worker")
         except SystemExit as ending:
             status = ending.code if isinstance(ending.code, int) else 1
-        output.write("")  # flushes what Typer printed
+        write("")  # flushes what Typer printed
     except Exception as error:
         if os.environ.get("BRITER_DEBUG"):
             raise
         status = _report_error(error)
     finally:
-        output.discard_unwritten()
+        discard_unwritten()
     return status
 
 
 def _report_error(error: Exception) -> int:
     match error:
         case UsageError():
-            output.report(error.message, error.fix)
+            report(error.message, error.fix)
             return 2
         case FixableError() | OSError():
-            output.report(*describe(error))
+            report(*describe(error))
         case _:
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            output.report(
+            report(
                 f"internal error: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})",
                 "report it, with the output of BRITER_DEBUG=1",
             )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from briter_worker import doctor as checks
-from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site
+from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site, report
 from briter_worker.errors import FixableError, UsageError
 from briter_worker.events import Event, SiteUpdated, Warned
 from briter_worker.git.pull import pull as pull_branch
@@ -104,7 +104,7 @@ def pull(
 
     def log(event: Event) -> None:
         if isinstance(event, Warned):
-            output.report(event.error, event.fix)
+            report(event.error, event.fix)
         elif isinstance(event, SiteUpdated):
             updated.extend(event.paths)
 
@@ -149,9 +149,9 @@ def _move_jobs(command: Literal["import", "export"], site: str | None, *, as_jso
     move = migrate.import_jobs if command == "import" else migrate.export_jobs
     moved = move(settings, time.time())
     for path, reason in moved.remarks.items():
-        output.report(f"warning: {path} is not moved along: {reason}")
+        report(f"warning: {path} is not moved along: {reason}")
     for slug, reason in moved.stayed.items():
-        output.report(f"{slug} stays where it is: {reason}")
+        report(f"{slug} stays where it is: {reason}")
     way = "into" if command == "import" else "out of"
     document = {"jobs": moved.jobs, "stayed": moved.stayed, "remarks": moved.remarks}
     text = f"{moved.jobs} jobs moved {way} the site {settings.site} of the cluster"
@@ -181,7 +181,7 @@ def restored(*, as_json: Json = False) -> None:
 
     found = compare_restored(database, settings)
     for name, reason in found.unchecked.items():
-        output.report(f"{name} could not be compared and stays paused: {reason}", "briter-worker db restored")
+        report(f"{name} could not be compared and stays paused: {reason}", "briter-worker db restored")
     lines = [f"{found.compared} sites compared; {len(found.outdated)} waiting files are outdated"]
     lines += [one_line(f"{each['site']} {each['slug']}: {each['path']}") for each in found.outdated]
     output.answer(asdict(found), "\n".join(lines), as_json=as_json)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
+from briter_worker.commands import is_terminal, report, write
 from briter_worker.events import Progress
 from briter_worker.job import ago, encode_document, format_time, span
 from briter_worker.redaction import one_line, quote_fix
@@ -40,54 +39,6 @@ _MAX_LOCAL_COMMITS = 5
 
 
 _as_json = partial(json.dumps, ensure_ascii=False)
-
-
-def is_terminal() -> bool:
-    """Return True if standard output is a terminal."""
-    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def write(text: str) -> None:
-    """Print the text. A reader that has closed the pipe (`| head`) is not an error."""
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.write(text if text.endswith("\n") or not text else f"{text}\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _discard(sys.stdout)
-    except OSError as error:
-        error.filename = "standard output"
-        raise
-
-
-def report(message: str, fix: str = "") -> None:
-    """Print the message and its fix as one line to standard error."""
-    if sys.stderr is None:
-        return
-    text = quote_fix(message)
-    text = f"{text.rstrip('.')}. Fix: {fix}" if fix else text
-    try:
-        sys.stderr.write(f"briter-worker: {one_line(text)}\n")
-        sys.stderr.flush()
-    except OSError:
-        pass
-
-
-def discard_unwritten() -> None:
-    """Drop what could not be printed: Python exits with 120 if it cannot flush at its end."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except OSError:
-            _discard(stream)
-
-
-def _discard(stream: TextIO) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 def write_json(value: object) -> None:

@@ -14,7 +14,7 @@ import typer
 from briter_worker import client
 from briter_worker.actions import show_difference, steer, undo_post
 from briter_worker.allowlist import PathRefusedError, is_inside
-from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, user_name
+from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, report, user_name, write
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Event, Warned
 from briter_worker.redaction import many_lines, one_line
@@ -91,7 +91,7 @@ def enqueue(
             sent = send(settings, document, root=folder)
             job = {"id": sent.id, "slug": slug, "site": sent.site}
             for path in sent.left_out.keys() - {*paths}:
-                output.report(f"warning: {path} will not be published: {sent.left_out[path]}")
+                report(f"warning: {path} will not be published: {sent.left_out[path]}")
         else:
             written = client.submit(document, queue=settings.queue_root)
             job = {"id": written.id, "slug": slug, "file": str(written.path)}
@@ -127,7 +127,7 @@ def _check_paths(settings: Settings, paths: Sequence[str], folder: Path, *, forc
         if problem and not force:
             raise DeclinedError(problem, fix)
         if problem:
-            output.report(f"warning: {problem}")
+            report(f"warning: {problem}")
 
 
 # --- list, show, history
@@ -150,7 +150,7 @@ def list_(
         return
     output.write_jobs(rows, now)
     if pause := queue.active_pause(now):
-        output.report(output.pause_text(pause))
+        report(output.pause_text(pause))
 
 
 def history(
@@ -196,9 +196,9 @@ def show(
     for row in post.rows[:1]:
         output.write_job(row)
     for row in post.rows[1:]:
-        output.report(f"an older save of this post is {row.state.value}: job {row.job.id}")
+        report(f"an older save of this post is {row.state.value}: job {row.job.id}")
     if post.obstacle:
-        output.report(post.obstacle)
+        report(post.obstacle)
     if post.running is not None:
         output.write_rows([("phase", output.progress_text(post.running))])
     if ended := [each for each in post.receipts if each.outcome]:
@@ -260,7 +260,7 @@ def _watch(settings: Settings, wanted: str) -> int:
             looks_without_job += 1
         else:
             if (text := post.progress()) != printed:
-                output.write(text)
+                write(text)
                 printed = text
             if post.rows and all(row.state.value == "failed" for row in post.rows):
                 return 1
@@ -333,7 +333,7 @@ def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) ->
         )
         return
     for job in done.requested:
-        output.report(
+        report(
             f"{one_line(job.slug)} is in flight: it will be cancelled unless its push has begun; "
             f"see briter-worker show {one_line(job.id)}"
         )
@@ -364,7 +364,7 @@ def _steer(settings: Settings, action: str, change: Callable[[SiteQueue, float],
 
 def _report_warning(event: Event) -> None:
     if isinstance(event, Warned):
-        output.report(event.error, event.fix)
+        report(event.error, event.fix)
 
 
 # --- pause, resume

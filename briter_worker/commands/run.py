@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from briter_worker.commands import Json, output
+from briter_worker.commands import Json, is_terminal, report, write
 from briter_worker.errors import UsageError
 from briter_worker.events import WorkerStarted
 from briter_worker.settings import Settings, load_settings
@@ -108,8 +108,11 @@ def _open_metrics(settings: Settings) -> MetricsSink:
 
 
 def _open_log(*, as_json: bool = False) -> LogSink:
-    is_readable = output.is_terminal() and not as_json
-    return LogSink.standard(output.report, output.event_text if is_readable else None)
+    if as_json or not is_terminal():
+        return LogSink.standard(report)
+    from briter_worker.commands import output  # noqa: PLC0415 - as a service, the worker prints none of its words
+
+    return LogSink.standard(report, output.event_text)
 
 
 def _load(**flags: str | None) -> Settings:
@@ -140,7 +143,7 @@ def serve(
             host=settings.dashboard_host,
             port=settings.dashboard_port,
             log=_open_log(),
-            complain=output.report,
-            say=output.write,
+            complain=report,
+            say=write,
         )
     )

@@ -33,6 +33,7 @@ from briter_worker.queues.disk.files import (
     BadFile,
     Folder,
     JobFile,
+    is_job_name,
     printable,
     read_queue_file,
     stem,
@@ -61,7 +62,7 @@ def marked(names: Iterable[str], mark: str) -> set[str]:
     return {name.removesuffix(mark) for name in names if name.endswith(mark)}
 
 
-def read_claimed(folder: Folder, name: str) -> JobFile | None:
+def _read(folder: Folder, name: str) -> JobFile | None:
     """Return the job in a file of `.claimed/`; None if it is gone, or not a job."""
     with contextlib.suppress(FileNotFoundError):
         file = read_queue_file(folder, name, _original_name(name))
@@ -96,17 +97,23 @@ class ClaimFolder:
             with self.root.open_child(_FOLDER) as self.claimed, self.claimed.locked(".lock"):
                 yield
 
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[Folder]:
-        """Open `.claimed/` for reading, without the lock. Raises FileNotFoundError if there is none."""
-        with Folder.open(self._root_path) as root, root.open_child(_FOLDER) as claimed:
-            yield claimed
-
     def list_names(self) -> list[str]:
         """Return the names in `.claimed/`, without the lock."""
-        with contextlib.suppress(FileNotFoundError), self.opened() as folder:
+        with contextlib.suppress(FileNotFoundError), self._opened() as folder:
             return folder.names()
         return []
+
+    def read_all(self) -> dict[str, JobFile]:
+        """Return the jobs in flight, without the lock."""
+        with contextlib.suppress(FileNotFoundError), self._opened() as folder:
+            found = {name: _read(folder, name) for name in folder.names() if is_job_name(name)}
+            return {name: file for name, file in found.items() if file is not None}
+        return {}
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Folder]:
+        with Folder.open(self._root_path) as root, root.open_child(_FOLDER) as claimed:
+            yield claimed
 
     def has_taken(self) -> bool:
         """Return True if an interrupted operation, or a running one, has taken files. Needs no lock."""
@@ -158,7 +165,7 @@ class ClaimFolder:
 
     def read(self, name: str) -> JobFile | None:
         """Return the job in `.claimed/`; None if it is gone, or not a job."""
-        return read_claimed(self.claimed, name)
+        return _read(self.claimed, name)
 
     def rewrite(self, file: JobFile, document: Document) -> JobFile:
         """Replace the document of a job in `.claimed/`; durable once the folder is synced."""

@@ -11,18 +11,19 @@ import math
 import os
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
 from briter_worker.errors import FailureCode, os_error_text
-from briter_worker.job import Author, Job, QuietTime, Status, join_paths
+from briter_worker.job import Author, Document, Job, QuietTime, State, Status, format_time, join_paths
+from briter_worker.ports import ListedJob
 from briter_worker.queues.disk.files import BadFile, Folder, JobFile, is_job_name, printable, read_queue_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-    from pathlib import Path
-
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 PAUSE_FILE = ".paused"
 GRACE_S = 2.0
@@ -93,6 +94,8 @@ class Index:
     _authors: dict[Author | None, Author | None] = field(default_factory=dict)
     _next_scan: float = -math.inf
     _next_work: tuple[int, float] = (-1, math.inf)
+    _listed: tuple[int, float, list[ListedJob]] = (-1, 0.0, [])
+    """The version, until when the states hold, and the rows."""
 
     # What the folder holds
 
@@ -315,6 +318,54 @@ class Index:
             for path in job.paths:
                 paths[path] = min(at, paths.get(path, at))
         return paths
+
+    def rows(self, now: float) -> list[ListedJob]:
+        """List the jobs: waiting by due time, then dead letters. Sorted only if a file or a state changed."""
+        version, until, rows = self._listed
+        if version != self.version or now >= until:
+            slugs = list(self.by_slug)
+            waiting = [self._waiting_row(names, now) for slug in slugs if (names := self.pending(slug))]
+            waiting.sort(key=lambda row: (row.job.due_at(0.0, math.inf), row.job.created_at, row.where))
+            letters = [(name, self.entries[name].job) for slug in slugs for name in self.failed(slug)]
+            failed = [list_job(f"{self.root}/{name}", job, State.FAILED) for name, job in letters]
+            failed.sort(key=lambda row: (row.job.created_at, row.where))
+            jobs = (row.job for row in waiting)
+            times = (at for job in jobs for at in (job.scheduled_for, job.next_attempt_at, job.quiet_until))
+            until = min((at for at in times if at and at > now), default=math.inf)
+            rows = [*waiting, *failed]
+            self._listed = (self.version, until, rows)
+        return rows
+
+    def _waiting_row(self, names: Sequence[str], now: float) -> ListedJob:
+        """List the newest save of a slug, with the paths of the older saves that it will supersede."""
+        job, *older = (self.entries[name].job for name in names)
+        if older:
+            paths = join_paths(job.paths, *(each.paths for each in older))
+            job = self.quiet.apply(job.model_copy(update={"paths": paths}), job.created_at, *older)
+        return list_job(f"{self.root}/{names[0]}", job, job.state(now))
+
+
+def save_of(job: Job) -> tuple[str, str, float, Status]:
+    """Return what tells a save of a job from another one."""
+    return (job.id, job.slug, job.created_at, job.status)
+
+
+def list_job(where: str, job: Job, state: State) -> ListedJob:
+    """Return the job for commands and pages, which read its document only if they show it."""
+    return ListedJob(job, state, partial(_read_document, where, job), where)
+
+
+def _read_document(where: str, job: Job) -> Document:
+    """Return the document of a listed job as it is now; or as it was, if it is gone."""
+    path = Path(where)
+    document = job.model_dump(mode="json", by_alias=True)
+    with contextlib.suppress(OSError), Folder.open(path.parent) as folder:
+        file = read_queue_file(folder, path.name)
+        if isinstance(file, JobFile) and file.job.slug == job.slug:
+            document = file.document
+    if job.quiet_until is not None:
+        document = {**document, "quietUntil": format_time(job.quiet_until)}
+    return {"id": job.id, **document, "paths": list(job.paths), "attempts": job.attempts}
 
 
 def _stamp(found: os.stat_result) -> int:

@@ -8,7 +8,6 @@ import math
 import os
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
@@ -16,27 +15,19 @@ from pydantic import TypeAdapter
 from briter_worker.allowlist import normalized, parents
 from briter_worker.errors import DeclinedError, Failure, is_environment, os_error_text
 from briter_worker.events import Quarantined, Superseded
-from briter_worker.job import (
-    NO_QUIET_TIME,
-    Document,
-    Job,
-    QuietTime,
-    State,
-    Status,
-    format_time,
-    join_paths,
-    joined_keys,
-    with_state,
-)
+from briter_worker.job import NO_QUIET_TIME, State, Status, format_time, joined_keys, with_state
 from briter_worker.ports import Cancellation, Claim, ClaimResult, ListedJob, Pause
 from briter_worker.queues import selection
-from briter_worker.queues.disk.claims import ALONE, CANCEL, ClaimFolder, marked, read_claimed
+from briter_worker.queues.disk.claims import ALONE, CANCEL, ClaimFolder, marked
 from briter_worker.queues.disk.files import Folder, JobFile, is_job_name, read_queue_file
-from briter_worker.queues.disk.index import GRACE_S, PAUSE_FILE, FolderWatcher, Index
+from briter_worker.queues.disk.index import GRACE_S, PAUSE_FILE, FolderWatcher, Index, list_job, save_of
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from briter_worker.job import Document, Job, QuietTime
 
 
 _ONE_FILE_ONLY = frozenset({errno.EPERM, errno.EBUSY, errno.EXDEV})
@@ -70,22 +61,20 @@ class DiskQueue:
         self.watcher = FolderWatcher()
         """While it watches, only files that it names are read."""
         self._index = Index(root, longest_delay, quiet, dry_run, record, self.watcher)
-        self._listed: tuple[int, float, list[ListedJob]] = (-1, 0.0, [])
-        """The index's version, until when the states hold, and the jobs outside `.claimed/`."""
 
     # Views
 
     def jobs(self, now: float) -> Sequence[ListedJob]:
         """Return every job once: in flight, then waiting by due time, then dead letters."""
         # A job that moves from one folder to the other meanwhile is found in one of these looks.
-        before = self._read_claimed()
-        others = self._list_others(now)
+        before = self._claims.read_all()
+        others = self._look(now).rows(now)
         claimed = []
-        for file in (before | self._read_claimed()).values():
+        for file in (before | self._claims.read_all()).values():
             job = file.job.model_copy(update={"attempts": file.job.attempts + 1})
-            claimed.append(self._row(f".claimed/{file.name}", job, State.CLAIMED))
-        seen = {_save_of(row.job) for row in claimed}
-        return [*claimed, *(row for row in others if _save_of(row.job) not in seen)] if seen else others
+            claimed.append(list_job(f"{self.root}/.claimed/{file.name}", job, State.CLAIMED))
+        seen = {save_of(row.job) for row in claimed}
+        return [*claimed, *(row for row in others if save_of(row.job) not in seen)] if seen else others
 
     def find(self, wanted: str, now: float) -> Sequence[ListedJob]:
         """Return the job of this id, else all jobs of this slug."""
@@ -118,41 +107,6 @@ class DiskQueue:
         """Return what the folder holds now."""
         self._index.refresh(now)
         return self._index
-
-    def _read_claimed(self) -> dict[str, JobFile]:
-        with contextlib.suppress(FileNotFoundError), self._claims.opened() as folder:
-            found = {name: read_claimed(folder, name) for name in folder.names() if is_job_name(name)}
-            return {name: file for name, file in found.items() if file is not None}
-        return {}
-
-    def _list_others(self, now: float) -> list[ListedJob]:
-        """Return the jobs that are not in flight; list again only when a file changed or a time has come."""
-        index, (version, until, rows) = self._look(now), self._listed
-        if version != index.version or now >= until:
-            slugs = list(index.by_slug)
-            waiting = [self._waiting_row(names, now) for slug in slugs if (names := index.pending(slug))]
-            waiting.sort(key=lambda row: (row.job.due_at(0.0, math.inf), row.job.created_at, row.where))
-            letters = [name for slug in slugs for name in index.failed(slug)]
-            failed = [self._row(name, index.entries[name].job, State.FAILED) for name in letters]
-            failed.sort(key=lambda row: (row.job.created_at, row.where))
-            jobs = (row.job for row in waiting)
-            times = (at for job in jobs for at in (job.scheduled_for, job.next_attempt_at, job.quiet_until))
-            until = min((at for at in times if at and at > now), default=math.inf)
-            rows = [*waiting, *failed]
-            self._listed = (index.version, until, rows)
-        return rows
-
-    def _waiting_row(self, names: Sequence[str], now: float) -> ListedJob:
-        """List the newest save of a slug, with the paths of the older saves that it will supersede."""
-        job, *older = (self._index.entries[name].job for name in names)
-        if older:
-            paths = join_paths(job.paths, *(each.paths for each in older))
-            job = self._index.quiet.apply(job.model_copy(update={"paths": paths}), job.created_at, *older)
-        return self._row(names[0], job, job.state(now))
-
-    def _row(self, name: str, job: Job, state: State) -> ListedJob:
-        where = f"{self.root}/{name}"
-        return ListedJob(job, state, partial(_read_document, where, job), where)
 
     # Commands
 
@@ -530,7 +484,7 @@ class DiskQueue:
             file = self._take(name, now)
             if file is None:
                 continue
-            document = change(file) if _save_of(file.job) == _save_of(entry.job) else file.document
+            document = change(file) if save_of(file.job) == save_of(entry.job) else file.document
             (gone if document is None else back).append(file.name)
             if document is None:
                 altered.append(file.job)
@@ -541,25 +495,8 @@ class DiskQueue:
         return altered
 
 
-def _save_of(job: Job) -> tuple[str, str, float, Status]:
-    return (job.id, job.slug, job.created_at, job.status)
-
-
 def _name(row: ListedJob) -> str:
     return os.path.basename(row.where)  # noqa: PTH119 - a Path of each of many names takes long
-
-
-def _read_document(where: str, job: Job) -> Document:
-    """Return the document of a listed job as it is now; or as it was, if it is gone."""
-    path = Path(where)
-    document = job.model_dump(mode="json", by_alias=True)
-    with contextlib.suppress(OSError), Folder.open(path.parent) as folder:
-        file = read_queue_file(folder, path.name)
-        if isinstance(file, JobFile) and file.job.slug == job.slug:
-            document = file.document
-    if job.quiet_until is not None:
-        document = {**document, "quietUntil": format_time(job.quiet_until)}
-    return {"id": job.id, **document, "paths": list(job.paths), "attempts": job.attempts}
 
 
 def _without(published: set[str], file: JobFile) -> Document | None:
