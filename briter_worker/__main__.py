@@ -11,7 +11,7 @@ import threading
 import traceback
 from typing import TYPE_CHECKING
 
-from briter_worker.redaction import many_lines
+from briter_worker.errors import many_lines
 
 if TYPE_CHECKING:
     from types import TracebackType

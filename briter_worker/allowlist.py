@@ -14,8 +14,7 @@ from functools import cached_property, lru_cache
 from posixpath import normpath
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import UsageError
-from briter_worker.redaction import one_line
+from briter_worker.errors import UsageError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

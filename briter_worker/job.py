@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from briter_worker.redaction import one_line
+from briter_worker.errors import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

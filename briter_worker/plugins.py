@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pluggy
 
 from briter_worker.allowlist import Allowlist
-from briter_worker.errors import FailureCode, PublishError, RefusedError, SnoozedError
+from briter_worker.errors import FailureCode, PublishError, RefusedError, SnoozedError, one_line
 from briter_worker.ports import Change, JobKind, Publication
-from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

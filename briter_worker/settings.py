@@ -28,8 +28,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, SettingsConfigDict
 
 from briter_worker.allowlist import ADAPTER_EXCLUDED, EXCLUDED, FOLDERS, Allowlist, compile_patterns
-from briter_worker.errors import UsageError, os_error_fix, os_error_text
-from briter_worker.redaction import one_line
+from briter_worker.errors import UsageError, one_line, os_error_fix, os_error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from briter_worker.errors import FixableError, failure_text, is_environment
+from briter_worker.errors import FixableError, failure_text, is_environment, one_line, quote_fix
 from briter_worker.job import Document, Job, State, format_time
 from briter_worker.lock import Holder, read_holder
-from briter_worker.redaction import one_line, quote_fix
 from briter_worker.sinks.store import StoreError
 from briter_worker.sinks.webhooks import origin_of
 from briter_worker.wiring import open_backoff, open_database, open_history, open_queue, open_repository

@@ -21,11 +21,10 @@ import filelock
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
 from briter_worker.allowlist import Allowlist, PathRefusedError, is_inside, parents
-from briter_worker.errors import failure_of, os_error_text
+from briter_worker.errors import failure_of, one_line, os_error_text
 from briter_worker.git.index import hash_files
 from briter_worker.git.staging import ignored_paths
 from briter_worker.git.undo import LOCK_NAME
-from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

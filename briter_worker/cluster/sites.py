@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg.rows import dict_row
 
-from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.errors import DeclinedError, UsageError, one_line, redact, storable
 from briter_worker.git.clone import open_clone
 from briter_worker.git.configuration import find_secrets
 from briter_worker.job import format_time
 from briter_worker.ports import Pause
 from briter_worker.queues.postgres.rows import SiteMissingError, lock_site
-from briter_worker.redaction import one_line, redact, storable
 from briter_worker.settings import SITE_NAME, for_site
 from briter_worker.wiring import signer_of
 

@@ -15,8 +15,7 @@ from pydantic.alias_generators import to_camel
 
 from briter_worker.cluster import sites
 from briter_worker.cluster.sites import Site
-from briter_worker.errors import DeclinedError, UsageError
-from briter_worker.redaction import one_line
+from briter_worker.errors import DeclinedError, UsageError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from psycopg.rows import dict_row
 
 from briter_worker.cluster import sites
-from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.errors import DeclinedError, UsageError, one_line, storable
 from briter_worker.job import format_time
-from briter_worker.redaction import one_line, storable
 from briter_worker.settings import SITE_NAME
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 import typer.main
 
-from briter_worker.errors import FixableError, UsageError, describe
-from briter_worker.redaction import one_line, quote_fix
+from briter_worker.errors import FixableError, UsageError, describe, one_line, quote_fix
 from briter_worker.settings import Settings, load_settings
 from briter_worker.wiring import open_database
 

@@ -13,12 +13,11 @@ import typer
 
 from briter_worker import doctor as checks
 from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site, report
-from briter_worker.errors import FixableError, UsageError
+from briter_worker.errors import FixableError, UsageError, one_line
 from briter_worker.events import Event, SiteUpdated, Warned
 from briter_worker.git.pull import pull as pull_branch
 from briter_worker.job import job_schema
 from briter_worker.plugins import Plugins
-from briter_worker.redaction import one_line
 from briter_worker.settings import load_settings, settings_schema
 from briter_worker.status import health_problems, read_status
 from briter_worker.wiring import open_copies, open_database, open_git, open_sinks

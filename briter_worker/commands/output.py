@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.commands import is_terminal, report, write
+from briter_worker.errors import one_line, quote_fix
 from briter_worker.events import Progress
 from briter_worker.job import ago, encode_document, format_time, span
-from briter_worker.redaction import one_line, quote_fix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -15,9 +15,8 @@ from briter_worker import client
 from briter_worker.actions import show_difference, steer, undo_post
 from briter_worker.allowlist import PathRefusedError, is_inside
 from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, report, user_name, write
-from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.errors import DeclinedError, UsageError, many_lines, one_line
 from briter_worker.events import Event, Warned
-from briter_worker.redaction import many_lines, one_line
 from briter_worker.status import job_to_json, post_to_json, read_status
 from briter_worker.wiring import SiteQueue, open_history, open_postgres_queue, open_queue
 

@@ -13,9 +13,8 @@ import typer
 
 from briter_worker.client import parse_author
 from briter_worker.commands import Json, output, queue, read_cluster, user_name
-from briter_worker.errors import UsageError, os_error_fix, os_error_text
+from briter_worker.errors import UsageError, one_line, os_error_fix, os_error_text
 from briter_worker.job import format_time
-from briter_worker.redaction import one_line
 from briter_worker.wiring import open_database
 
 with suppress(ImportError):  # the extra [postgres]; without it, `open_database` says how to install it

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import FixableError, describe
-from briter_worker.redaction import one_line
+from briter_worker.errors import FixableError, describe, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from briter_worker.errors import FailureCode, PublishError, os_error_text
+from briter_worker.errors import FailureCode, PublishError, conceal, os_error_text
 from briter_worker.git.commits import read_commits
 from briter_worker.git.configuration import conceal_secrets
 from briter_worker.git.environment import RemoteAccess
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
-from briter_worker.redaction import conceal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

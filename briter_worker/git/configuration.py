@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from git.config import get_config_path
 
-from briter_worker.redaction import conceal
+from briter_worker.errors import conceal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

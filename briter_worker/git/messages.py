@@ -13,8 +13,7 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import OS_FIXES, FailureCode, PublishError
-from briter_worker.redaction import one_line
+from briter_worker.errors import OS_FIXES, FailureCode, PublishError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

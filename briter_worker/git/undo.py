@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import filelock
 
 from briter_worker.allowlist import PathRefusedError
-from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.errors import DeclinedError, UsageError, one_line
 from briter_worker.git.index import hash_files
 from briter_worker.git.repository import DIFF_TREE, FOLDER, LINK, SUBMODULE, blob_of, name_some, read_raw
 from briter_worker.git.work_tree import WorkTree
-from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

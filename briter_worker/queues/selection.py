@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import DeclinedError, FailureCode, UnknownJobError
+from briter_worker.errors import DeclinedError, FailureCode, UnknownJobError, one_line
 from briter_worker.job import State
-from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, Json, PlainSerializer, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from briter_worker.errors import FailureCode
+from briter_worker.errors import FailureCode, one_line
 from briter_worker.events import FileChange  # noqa: TC001 - a field's type
 from briter_worker.job import format_time
-from briter_worker.redaction import one_line
 from briter_worker.sinks.recorder import waiting_time
 from briter_worker.sinks.store import StoreError
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pydantic.alias_generators import to_camel
 
+from briter_worker.errors import one_line
 from briter_worker.events import Event, Progress, Warned
 from briter_worker.job import format_time
-from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,7 @@ from urllib.parse import quote
 from pydantic.alias_generators import to_camel
 
 from briter_worker import events
-from briter_worker.errors import FailureCode, FixableError, is_environment
-from briter_worker.redaction import one_line
+from briter_worker.errors import FailureCode, FixableError, is_environment, one_line
 from briter_worker.sinks.log import log_entry
 from briter_worker.sinks.store import StoreError
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, LiteralString
 from uuid import uuid4
 
-from briter_worker.errors import FixableError, os_error_fix, os_error_text
-from briter_worker.redaction import storable
+from briter_worker.errors import FixableError, os_error_fix, os_error_text, storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -25,9 +25,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from uuid import uuid4
 
 from briter_worker import events
-from briter_worker.errors import FixableError
+from briter_worker.errors import FixableError, one_line, quote_fix
 from briter_worker.job import format_time
-from briter_worker.redaction import one_line, quote_fix
 from briter_worker.sinks.log import log_entry
 from briter_worker.sinks.store import Delivery, StoreError
 

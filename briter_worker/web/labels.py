@@ -6,8 +6,7 @@ import re
 import time
 from datetime import UTC, datetime
 
-from briter_worker.errors import failure_text
-from briter_worker.redaction import one_line, quote_fix
+from briter_worker.errors import failure_text, one_line, quote_fix
 from briter_worker.status import Headline
 
 PICTURES = (".avif", ".gif", ".jpeg", ".jpg", ".png", ".webp")

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from briter_worker.actions import open_published
+from briter_worker.errors import one_line
 from briter_worker.git import undo
 from briter_worker.job import State
-from briter_worker.redaction import one_line
 from briter_worker.settings import settings_schema
 from briter_worker.sinks.history import Receipt
 from briter_worker.sinks.store import StoreError

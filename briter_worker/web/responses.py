@@ -19,10 +19,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
-from briter_worker.errors import is_environment
+from briter_worker.errors import is_environment, one_line, quote_fix
 from briter_worker.job import ago, format_time, span
 from briter_worker.queues.selection import is_retryable
-from briter_worker.redaction import one_line, quote_fix
 from briter_worker.status import PULL_COMMAND, count, waits_since
 from briter_worker.web import labels
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from briter_worker import actions, client, wiring
 from briter_worker.doctor import Finding, examine
 from briter_worker.doctor import State as FindingState
-from briter_worker.errors import DeclinedError
+from briter_worker.errors import DeclinedError, one_line
 from briter_worker.job import State
-from briter_worker.redaction import one_line
 from briter_worker.sinks.history import Tally
 from briter_worker.sinks.store import StoreError
 from briter_worker.status import measure_site, read_local_commits, read_status

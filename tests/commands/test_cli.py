@@ -401,7 +401,7 @@ def test_a_reader_that_has_had_enough_is_no_failure(site: Site, tmp_path: Path) 
     assert (short.returncode, short.stderr) == (0, "")
 
 
-# At a terminal: tables and colour
+# At a terminal: tables
 
 
 _REPLACED = re.compile(r"[^\n]*\r\x1b\[K")

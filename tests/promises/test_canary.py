@@ -232,10 +232,10 @@ def test_a_configuration_that_cannot_be_read_is_not_shown_instead(site: Site, li
 
 MISTAKE = """
 import sys, threading
-from briter_worker import __main__, commands, redaction
+from briter_worker import __main__, commands, errors
 
 def fail(*_, **__):
-    redaction.conceal({secret})
+    errors.conceal({secret})
     try:
         raise ValueError("at https://h/" + secret)
     except ValueError as error:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from briter_worker.allowlist import Allowlist, PathRefusedError
-from briter_worker.errors import Failure, FailureCode
+from briter_worker.errors import MAX_TEXT, Failure, FailureCode, one_line
 from briter_worker.job import (
     WORKERS_KEYS,
     Job,
@@ -19,7 +19,6 @@ from briter_worker.job import (
     read_document,
     with_state,
 )
-from briter_worker.redaction import MAX_TEXT, one_line
 
 dice_of: Any = None
 """Atheris' way to make choices of bytes; set where it is fuzzed."""

@@ -15,7 +15,7 @@ import pytest
 from postgres import PASSWORD, add_site
 from queue_backends import LONGEST_DELAY, NOW, control_queue, store, take_queue
 
-from briter_worker.errors import Failure, FailureCode, LockLostError
+from briter_worker.errors import Failure, FailureCode, LockLostError, one_line
 from briter_worker.job import State, format_time
 from briter_worker.ports import BaseVersion, Claim, Conflict, Payload, Plan, SubmittedFile, blob_id
 from briter_worker.queues.postgres.database import Database, DatabaseError
@@ -34,7 +34,6 @@ from briter_worker.queues.postgres.rows import (
     select_saves,
     take_site,
 )
-from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

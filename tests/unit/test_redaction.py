@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from briter_worker import events, redaction
+from briter_worker.errors import MAX_TEXT, conceal, many_lines, one_line
 from briter_worker.git.configuration import find_secrets
-from briter_worker.redaction import MAX_TEXT, conceal, many_lines, one_line
 from briter_worker.sinks.log import PREFIX, json_line, log_entry
 
 CANARY = "cAnArY0123456789abcdef"
@@ -191,7 +191,7 @@ def test_control_characters_and_escape_sequences_are_gone() -> None:
 
 @pytest.fixture
 def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "_concealed", set())
+    monkeypatch.setattr(errors, "_concealed", set())
 
 
 @pytest.mark.usefixtures("_nothing_is_known")

@@ -16,7 +16,7 @@ import re
 import stat
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import Failure
+from briter_worker.errors import Failure, one_line
 from briter_worker.events import Quarantined
 from briter_worker.job import (
     SUFFIX,
@@ -39,7 +39,6 @@ from briter_worker.queues.disk.files import (
     stem,
     unused_name,
 )
-from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator

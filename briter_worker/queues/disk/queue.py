@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from briter_worker.allowlist import normalized, parents
-from briter_worker.errors import DeclinedError, Failure, is_environment, os_error_text
+from briter_worker.errors import DeclinedError, Failure, is_environment, one_line, os_error_text
 from briter_worker.events import Quarantined, Superseded
 from briter_worker.job import NO_QUIET_TIME, State, Status, format_time, joined_keys, with_state
 from briter_worker.ports import Cancellation, Claim, ClaimResult, ListedJob, Pause
@@ -21,7 +21,6 @@ from briter_worker.queues import selection
 from briter_worker.queues.disk.claims import ALONE, CANCEL, ClaimFolder, marked
 from briter_worker.queues.disk.files import Folder, JobFile, is_job_name, read_queue_file
 from briter_worker.queues.disk.index import GRACE_S, PAUSE_FILE, FolderWatcher, Index, list_job, save_of
-from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

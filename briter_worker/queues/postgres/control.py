@@ -7,6 +7,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
+from briter_worker.errors import one_line, storable
 from briter_worker.job import State, Status, with_state
 from briter_worker.ports import Cancellation, ListedJob, Pause
 from briter_worker.queues.postgres.rows import CLAIMED, FAILED, delete, locked, put_back, select
@@ -18,7 +19,6 @@ from briter_worker.queues.selection import (
     select_to_publish_now,
     select_to_retry,
 )
-from briter_worker.redaction import one_line, storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

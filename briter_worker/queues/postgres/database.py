@@ -21,8 +21,7 @@ from psycopg import conninfo
 from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from briter_worker.errors import UnavailableError
-from briter_worker.redaction import conceal, one_line
+from briter_worker.errors import UnavailableError, conceal, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
