@@ -18,7 +18,7 @@ from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, 
 from briter_worker.errors import DeclinedError, UsageError, many_lines, one_line
 from briter_worker.events import Event, Warned
 from briter_worker.status import job_to_json, post_to_json, read_status
-from briter_worker.wiring import SiteQueue, open_history, open_postgres_queue, open_queue
+from briter_worker.wiring import open_history, open_postgres_queue, open_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from briter_worker.ports import ListedJob
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
+    from briter_worker.wiring import SiteQueue
 
 T = TypeVar("T")
 _WATCH_INTERVAL_S = 0.2
