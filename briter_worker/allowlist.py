@@ -175,7 +175,7 @@ def parents(path: str) -> Iterator[str]:
 def is_safe_to_check_out(path: str) -> bool:
     """Return True if git itself would write this path of a remote into a work tree, on any system."""
     parts = path.split("/")
-    return all(part not in {"", ".", ".."} and _special_file(_folded(part)) != ".git" for part in parts)
+    return all(part not in {"", ".", ".."} and not _DOT_GIT.fullmatch(_folded(part)) for part in parts)
 
 
 _CONTROL = r"[\x00-\x1f\x7f-\x9f]"
@@ -221,8 +221,8 @@ def _objection(part: str) -> str | None:
     name = _folded(part)
     if not name and not part.startswith(":"):  # no file system reads that as a folder; some only lack it
         return f"some systems drop the part {part!r} or read it as another folder: use another name"
-    if special := _special_file(name):
-        return f"{part!r} can name {special}, which belongs to the site's developers: use another name"
+    if _OWN_FILES.fullmatch(name):
+        return f"{part!r} can name a file of git's own: use another name"
     return None
 
 
@@ -232,19 +232,8 @@ def _objection(part: str) -> str | None:
 #  - NTFS drops trailing dots and spaces, and what follows a colon names a stream of the same file.
 #  - NTFS and FAT give each file a short name: GIT~1, GITMOD~1, or from the fifth on, a hash: GI7EBA~1.
 #  - HFS+ and APFS ignore case, and characters that have no shape, such as a zero-width joiner.
-_HASHES = {"gitmodules": "gi7eba", "gitattributes": "gi7d29"}
-
-
-def _short_names(name: str, hashed: str) -> str:
-    # With many such files the number grows and the letters give way, within eight characters in all.
-    squeezed = (rf"{hashed[:kept]}~[1-9]\d{{{6 - kept}}}" for kept in range(7))
-    return "|".join([rf"\.{name}", rf"{name[:6]}~\d+", *squeezed])
-
-
-_SPECIAL = {
-    ".git": r"\.git|git~\d+",
-    **{f".{name}": _short_names(name, hashed) for name, hashed in _HASHES.items()},
-}
+_DOT_GIT = re.compile(r"\.git|git~\d+")
+_OWN_FILES = re.compile(r"\.git(?:modules|attributes)?|(?=.{2,8}$)(?:g[a-z0-9]{0,5})?~[1-9]\d*|git~\d+")
 # Characters without a shape of their own: formats, marks that go onto another one, fillers, tags.
 _SHAPELESS = {"Cf", "Mn"}
 _FILLERS = "[\u115f\u1160\u3164\uffa0\U000e0000-\U000e0fff]"
@@ -256,10 +245,3 @@ def _folded(part: str) -> str:
         kept = re.sub(_FILLERS, "", part)
         part = "".join(c for c in kept if unicodedata.category(c) not in _SHAPELESS)
     return part.partition(":")[0].rstrip(" .").casefold()
-
-
-def _special_file(name: str) -> str | None:
-    """Return the special file of git that some file system would open under this name."""
-    if not name.startswith(".") and "~" not in name:
-        return None
-    return next((special for special, names in _SPECIAL.items() if re.fullmatch(names, name)), None)

@@ -35,7 +35,6 @@ _PHASES = {
 }
 """By phase of a drain."""
 _SHORT_COMMIT = 10
-_MAX_LOCAL_COMMITS = 5
 
 
 _as_json = partial(json.dumps, ensure_ascii=False)
@@ -242,10 +241,9 @@ def _local_commits(status: SiteStatus) -> list[tuple[str, str]]:
 
     if not (commits := status.local_commits):
         return []
-    shown = [f"{sha[:_SHORT_COMMIT]} {subject}" for sha, subject in commits[:_MAX_LOCAL_COMMITS]]
-    more = len(commits) - len(shown)
-    listed = "; ".join(shown) + (f"; and {more} more" if more else "")
-    return [("local commits", f"{listed} (not on {status.remote})"), ("fix", PULL_COMMAND)]
+    (sha, subject), number = commits[0], len(commits)
+    text = f"{number}, the newest {sha[:_SHORT_COMMIT]} {subject} (not on {status.remote})"
+    return [("local commits", text), ("fix", PULL_COMMAND)]
 
 
 def write_finding(finding: Finding) -> None:

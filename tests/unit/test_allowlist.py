@@ -123,29 +123,23 @@ def test_an_unsafe_path_is_refused_with_its_reason(path: str, word: str) -> None
     assert word in refusal(path)
 
 
-SPELLINGS = {
-    ".git": [
-        *(".git", ".GIT", ".gIt", ".git.", ".git ", ".git . .", ".git::$INDEX_ALLOCATION", ".git:stream"),
-        *(".git ::$INDEX_ALLOCATION", "git~1", "GIT~2", "git~10", "git~1.", ".g\u200cit", ".gi\u200dt"),
-        *(".git\u200e", "\u202e.git", "\ufeff.git", ".g\u206ait", ".gi\ufe0ft", ".g\u00adit", "\u0356.git"),
-        *(".g\u0301it", "\u3164.git", ".git\u200c."),
-    ],
-    ".gitmodules": [
-        *(".gitmodules", ".GitModules ", ".gitmodules::$DATA", ".gitmodule\u017f", "gitmod~1", "GITMOD~4"),
-        *("gi7eba~1", "GI7EBA~9", "gi7eb~10", "g~100000", "~1000000", ".git\u200cmodules"),
-    ],
-    ".gitattributes": [".gitattributes", ".GITATTRIBUTES", "gitatt~1", "gi7d29~1", "gi7d2~99 ."],
-}
+SPELLINGS = [
+    *(".git", ".GIT", ".gIt", ".git.", ".git ", ".git . .", ".git::$INDEX_ALLOCATION", ".git:stream"),
+    *(".git ::$INDEX_ALLOCATION", "git~1", "GIT~2", "git~10", "git~1.", ".g\u200cit", ".gi\u200dt"),
+    *(".git\u200e", "\u202e.git", "\ufeff.git", ".g\u206ait", ".gi\ufe0ft", ".g\u00adit", "\u0356.git"),
+    *(".g\u0301it", "\u3164.git", ".git\u200c."),
+    *(".gitmodules", ".GitModules ", ".gitmodules::$DATA", ".gitmodule\u017f", "gitmod~1", "GITMOD~4"),
+    *("gi7eba~1", "GI7EBA~9", "gi7eb~10", "g~100000", "~1000000", ".git\u200cmodules"),
+    *(".gitattributes", ".GITATTRIBUTES", "gitatt~1", "gi7d29~1", "gi7d2~99 ."),
+]
 
 
-@pytest.mark.parametrize(
-    ("part", "special"), [(part, special) for special, parts in SPELLINGS.items() for part in parts]
-)
+@pytest.mark.parametrize("part", SPELLINGS)
 @pytest.mark.parametrize(
     "shape", ["content/{}", "content/{}/", "content/{}/hooks/post-commit", "{}", "{}/config"]
 )
-def test_gits_own_files_are_refused_in_every_spelling(part: str, special: str, shape: str) -> None:
-    assert f" {special}," in refusal(shape.format(part))
+def test_gits_own_files_are_refused_in_every_spelling(part: str, shape: str) -> None:
+    assert "a file of git's own" in refusal(shape.format(part))
 
 
 def test_a_folder_under_a_special_name_cannot_be_allowed_either() -> None:
