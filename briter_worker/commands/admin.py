@@ -114,7 +114,13 @@ def pull(
     late = result.late_reason or None
     document = {"tip": result.tip, "rebased": commits, "pushed": result.is_pushed, "late": late}
     document["paths"] = updated
-    output.answer(document, lambda: output.write_pull(result, settings), as_json=as_json)
+    done = "rebased and pushed" if result.is_pushed else "rebased"
+    lines = [one_line(f"{done}: {each.commit[:10]} {each.subject}") for each in result.rebased]
+    if result.late_reason and not as_json:
+        report(f"the local branch follows later: {result.late_reason}")
+    else:
+        lines.append(f"{settings.git_branch} has what {settings.git_remote} has ({result.tip[:10]})")
+    output.answer(document, "\n".join(lines), as_json=as_json)
     if result.is_blocked:
         raise typer.Exit(2)
 

@@ -7,22 +7,18 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from briter_worker.commands import is_terminal, report, write
+from briter_worker.commands import is_terminal, write
 from briter_worker.errors import one_line, quote_fix
 from briter_worker.events import Progress
 from briter_worker.job import ago, encode_document, format_time, span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from briter_worker.cluster.sites import Site, SiteSummary
     from briter_worker.cluster.sites_file import Differences
-    from briter_worker.cluster.tokens import ApiToken
     from briter_worker.doctor import Finding
-    from briter_worker.git.pull import PullResult
     from briter_worker.ports import ListedJob, Pause
-    from briter_worker.settings import Settings
-    from briter_worker.sinks.history import Moment, Receipt
+    from briter_worker.sinks.history import Receipt
     from briter_worker.status import SiteStatus
 
 _EMPTY = "-"
@@ -112,10 +108,9 @@ def write_jobs(rows: Sequence[ListedJob], now: float) -> None:
     write_rows(cells, headings, empty="No jobs.", has_fix=True)
 
 
-def write_job(row: ListedJob) -> None:
-    """Print one job with all its keys, one line each."""
-    facts = {"state": row.state.value, **row.read(), "file": row.where}
-    write_rows((key, _as_text(value)) for key, value in facts.items())
+def write_facts(facts: Mapping[str, object]) -> None:
+    """Print names and values, one line each."""
+    write_rows((name, _as_text(value)) for name, value in facts.items())
 
 
 def _as_text(value: object) -> str:
@@ -150,18 +145,6 @@ def _changes_text(receipt: Receipt) -> str:
     if counted := [each for each in receipt.changes if each.added is not None]:
         text += f", +{sum(each.added or 0 for each in counted)} -{sum(each.removed or 0 for each in counted)}"
     return text + (f", signed with {receipt.signed_with}" if receipt.signed_with else "")
-
-
-def write_changes(receipt: Receipt) -> None:
-    """Print the files of a publication, with their lines added and removed."""
-    write_rows(["changed", f"+{each.added} -{each.removed}", each.path] for each in receipt.changes)
-
-
-def write_actions(moments: Sequence[Moment], slug: str | None, *, as_json: bool) -> None:
-    """Print who steered which jobs, or those of one post, in the last days."""
-    found = [each.data for each in moments if slug in (None, each.data.get("slug"))]
-    keys = ("time", "by", "action", "slug", "jobId")
-    answer(found, lambda: write_rows([each.get(key) for key in keys] for each in found), as_json=as_json)
 
 
 def progress_text(receipt: Receipt) -> str:
@@ -256,60 +239,7 @@ def write_finding(finding: Finding) -> None:
     write(f"{_MARKS[state]} {finding.check}: {quote_fix(finding.message)}{fix}")
 
 
-def write_pull(result: PullResult, settings: Settings) -> None:
-    """Print the result of `pull`."""
-    done = "rebased and pushed" if result.is_pushed else "rebased"
-    for each in result.rebased:
-        write(f"{done}: {each.commit[:_SHORT_COMMIT]} {one_line(each.subject)}")
-    if result.late_reason:
-        report(f"the local branch follows later: {one_line(result.late_reason)}")
-    else:
-        write(f"{settings.git_branch} has what {settings.git_remote} has ({result.tip[:_SHORT_COMMIT]})")
-
-
 # --- the sites of a cluster
-
-
-def write_site(site: Site) -> None:
-    """Print the registration of a site."""
-    credentials = site.credentials or {}
-    write_rows(
-        [
-            ("site", site.name),
-            ("publishes to", f"{site.branch} on {site.remote}"),
-            ("adapter", site.adapter),
-            ("also allowed", ", ".join(site.allowed)),
-            ("credential", ", ".join(f"{key} {value}" for key, value in credentials.items())),
-            *site.settings.items(),
-            ("changed by", site.changed_by),
-            *([("paused", pause_text(site.paused))] if site.paused else []),
-        ]
-    )
-
-
-def write_sites(rows: Sequence[SiteSummary]) -> None:
-    """Print a table of the sites and their jobs."""
-    cells = [
-        (row.name, row.waiting, row.jobs["claimed"], row.jobs["failed"], row.site.remote) for row in rows
-    ]
-    empty = "No sites yet. Add one: briter-worker site add NAME --remote URL"
-    write_rows(cells, ("Site", "Waiting", "In flight", "Failed", "Remote"), empty=empty)
-
-
-def write_tokens(tokens: Sequence[ApiToken]) -> None:
-    """Print a table of the API tokens."""
-    cells = [
-        (
-            each.name,
-            ", ".join(each.rights),
-            ", ".join(each.sites),
-            each.created_by,
-            format_time(each.created_at),
-        )
-        for each in tokens
-    ]
-    empty = "No tokens yet. Create one: briter-worker token create NAME --site SITE"
-    write_rows(cells, ("Token", "Rights", "Sites", "Created by", "Created"), empty=empty)
 
 
 def write_differences(changes: Differences, *, applied: bool) -> None:

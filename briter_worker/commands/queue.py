@@ -158,7 +158,10 @@ def history(
     """Show the outcome of each attempt, newest first."""
     with closing(open_history(read_site(site))) as reader:
         if actions:
-            output.write_actions(reader.actions(limit), slug, as_json=as_json)
+            found = [each.data for each in reader.actions(limit) if slug in {None, each.data.get("slug")}]
+            keys = ("time", "by", "action", "slug", "jobId")
+            rows = ([each.get(key) for key in keys] for each in found)
+            output.answer(found, lambda: output.write_rows(rows), as_json=as_json)
             return
         receipts = reader.receipts(slug=slug, limit=limit)
     found = [receipt.to_json() for receipt in receipts]
@@ -186,16 +189,17 @@ def show(
         output.write_json(post_to_json(post.rows, post.receipts))
         return
     for row in post.rows[:1]:
-        output.write_job(row)
+        output.write_facts({"state": row.state.value, **row.read(), "file": row.where})
     for row in post.rows[1:]:
         report(f"an older save of this post is {row.state.value}: job {row.job.id}")
     if post.obstacle:
         report(post.obstacle)
     if post.running is not None:
-        output.write_rows([("phase", output.progress_text(post.running))])
+        output.write_facts({"phase": output.progress_text(post.running)})
     if ended := [each for each in post.receipts if each.outcome]:
         output.write_receipts(ended, time.time())
-        output.write_changes(ended[0])
+        changes = ended[0].changes
+        output.write_rows(("changed", f"+{each.added} -{each.removed}", each.path) for each in changes)
 
 
 class _Post(NamedTuple):

@@ -104,7 +104,12 @@ def save(  # noqa: PLR0913 - each is an option
         changed_by=user_name(),
     )
     (sites.add if is_new else sites.change)(database, site, settings)
-    output.answer(site.to_json(), lambda: output.write_site(site), as_json=as_json)
+    _show(site, as_json=as_json)
+
+
+def _show(site: sites.Site, *, as_json: bool) -> None:
+    document = site.to_json()
+    output.answer(document, lambda: output.write_facts(document), as_json=as_json)
 
 
 @app.command("list")
@@ -113,7 +118,12 @@ def list_(*, as_json: Json = False) -> None:
     _, database = _open("site list")
     rows = sites.summaries(database, time.time())
     found = [_summary_to_json(row) for row in rows]
-    output.answer(found, lambda: output.write_sites(rows), as_json=as_json)
+    cells = [
+        (row.name, row.waiting, row.jobs["claimed"], row.jobs["failed"], row.site.remote) for row in rows
+    ]
+    headings = ("Site", "Waiting", "In flight", "Failed", "Remote")
+    empty = "No sites yet. Add one: briter-worker site add NAME --remote URL"
+    output.answer(found, lambda: output.write_rows(cells, headings, empty=empty), as_json=as_json)
 
 
 @app.command()
@@ -121,7 +131,7 @@ def show(name: Name, *, as_json: Json = False) -> None:
     """Show the registration of a site."""
     _, database = _open("site show")
     site = sites.get(database, name)
-    output.answer(site.to_json(), lambda: output.write_site(site), as_json=as_json)
+    _show(site, as_json=as_json)
 
 
 @app.command()
@@ -208,9 +218,20 @@ def create(
 def list_tokens(*, as_json: Json = False) -> None:
     """List the tokens with their sites and rights."""
     _, database = _open("token list")
-    found = tokens.all_tokens(database)
-    documents = [token.to_json() for token in found]
-    output.answer(documents, lambda: output.write_tokens(found), as_json=as_json)
+    found = [token.to_json() for token in tokens.all_tokens(database)]
+    cells = [
+        (
+            each["name"],
+            ", ".join(each["rights"]),
+            ", ".join(each["sites"]),
+            each["createdBy"],
+            each["createdAt"],
+        )
+        for each in found
+    ]
+    headings = ("Token", "Rights", "Sites", "Created by", "Created")
+    empty = "No tokens yet. Create one: briter-worker token create NAME --site SITE"
+    output.answer(found, lambda: output.write_rows(cells, headings, empty=empty), as_json=as_json)
 
 
 @token_app.command()
