@@ -1,6 +1,6 @@
 """Git's configuration in one place, and the secrets in it.
 
-`redaction` knows what some secrets look like. This module knows what they are: a password with a slash in it,
+`errors` knows what some secrets look like. This module knows what they are: a password with a slash in it,
 or a token in the path of a URL, looks like anything.
 """
 

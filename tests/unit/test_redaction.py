@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from briter_worker import events, redaction
+from briter_worker import errors, events
 from briter_worker.errors import MAX_TEXT, conceal, many_lines, one_line
 from briter_worker.git.configuration import find_secrets
 from briter_worker.sinks.log import PREFIX, json_line, log_entry
