@@ -114,10 +114,8 @@ class Drain:
     def _resolve(self, batch: _Batch) -> Collection[str]:
         """Acknowledge what landed of the recorded plans; return the keys of the claims still undecided."""
         doubt: Failure | None = None
-        publisher: Publisher | None = None
         try:
-            publisher = self.publisher()
-            for landed in publisher.resolve():
+            for landed in self.publisher().resolve():
                 batch.complete(landed)
         except StoppedError:
             pass  # the plans that were not asked about are undecided
@@ -125,8 +123,7 @@ class Drain:
             raise
         except Exception as error:  # noqa: BLE001 - an error here must not stop the other jobs
             doubt = failure_of(error)
-        # Without a publisher, nobody knows the plans.
-        undecided = batch.open.keys() & (publisher.undecided() if publisher else batch.open)
+        undecided = self._undecided(batch, unopened=batch.open)  # without a publisher, nobody knows the plans
         batch.complete_cancelled(except_for=undecided)
         doubt = doubt if undecided else None
         if doubt and doubt != self._doubt:  # once per reason
@@ -212,12 +209,12 @@ class Drain:
         else:
             batch.fail([each.key for each in left], failure)
 
-    def _undecided(self, batch: _Batch) -> frozenset[str]:
-        """Return the keys of the open claims whose push may have landed."""
+    def _undecided(self, batch: _Batch, unopened: Collection[str] = ()) -> frozenset[str]:
+        """Return the keys of the open claims whose push may have landed; `unopened` without a publisher."""
         try:
             return frozenset(self.publisher().undecided()) & batch.open.keys()
-        except PublishError:  # the publisher never opened, so nothing was pushed
-            return frozenset()
+        except PublishError:
+            return frozenset(unopened)
         except OSError:
             return frozenset(batch.open)
 
@@ -357,12 +354,10 @@ class _Batch:
     def _retry_time(self, claim: Claim, outcome: Outcome, delays: tuple[float, ...] | None) -> float:
         now, longest = self._drain.clock(), self._drain.backoff.longest
         if outcome.retry_at is None:
-            backoff = Backoff(delays) if delays else self._drain.backoff
-            return now + min(backoff.delay(claim.attempt), longest)
-        # A time that has come would make the job due at once, again and again. One further away than any
-        # backoff would be taken for the retry of a clock that ran ahead.
-        at = outcome.retry_at if outcome.retry_at > now else now + self._drain.backoff.delay(1)
-        return min(at, now + longest)
+            wait = (Backoff(delays) if delays else self._drain.backoff).delay(claim.attempt)
+        else:  # a time that has come would make the job due at once, again and again
+            wait = outcome.retry_at - now if outcome.retry_at > now else self._drain.backoff.delay(1)
+        return now + min(wait, longest)  # a later one would be taken for that of a clock that ran ahead
 
     def _receipt(self, claim: Claim, outcome: Outcome) -> events.Event:
         if claim.job.type != GIT_SYNC or outcome.result is Result.UNCHANGED or outcome.commit is None:

@@ -383,8 +383,7 @@ def health_problems(settings: Settings, now: float, *, expect_worker: bool) -> l
         problems.append(f"no worker is running: PID {worker.pid}, which held the lock, is gone")
     elif worker.heartbeat is None:
         problems.append(f"PID {worker.pid} holds the lock, but is not a worker: it has no heartbeat")
-    elif abs(now - worker.heartbeat) > _patience(settings):
-        silent = now - worker.heartbeat
+    elif (silent := abs(now - worker.heartbeat)) > _patience(settings):
         problems.append(f"the worker (PID {worker.pid}) has shown no heartbeat for {silent:.0f} s")
     return problems
 
