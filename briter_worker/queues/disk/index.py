@@ -290,9 +290,10 @@ class Index:
         saves = [(self.entries[name].job.created_at, self.entries[name].modified, name) for name in names]
         return [name for _, _, name in sorted(saves, reverse=True)]
 
-    def failed(self, slug: str) -> list[str]:
-        """Return the names of the slug's dead letters."""
-        return [name for name in self.by_slug.get(slug, ()) if not self.entries[name].is_pending]
+    def failed(self, slug: str, until: float = math.inf) -> list[str]:
+        """Return the names of the slug's dead letters that were saved until then."""
+        found = ((name, self.entries[name]) for name in self.by_slug.get(slug, ()))
+        return [name for name, each in found if not each.is_pending and each.job.created_at <= until]
 
     def unusable(self, now: float) -> dict[str, str]:
         """Return the reasons why files are not jobs, or could not be moved."""

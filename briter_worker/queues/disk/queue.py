@@ -230,7 +230,6 @@ class DiskQueue:
             return ClaimResult(self._begin(ready), tuple(superseded), tuple(quarantined))
 
     def _tidy(self, now: float) -> None:
-        """Give back what an interrupted operation, or a process that died, had taken."""
         if self._claims.tidy():
             self._index.refresh(now)
 
@@ -249,7 +248,8 @@ class DiskQueue:
         Return the jobs that were superseded, and those of the kept ones that are due.
         """
         superseded: list[Superseded] = []
-        kept: list[JobFile] = []
+        due: list[JobFile] = []
+        back: list[str] = []
         losers: list[str] = []
         for names in self._index.rivals(now):
             rivals = sorted(self._take_rivals(names, now), key=lambda file: file.order)
@@ -260,15 +260,17 @@ class DiskQueue:
             if keys := joined_keys(newest.job, [f.job for f in older], with_first_save=has_quiet_time):
                 document = {**newest.document, **keys, "updatedAt": format_time(now)}
                 newest = self._index.with_quiet_time(self._claims.rewrite(newest, document))
-            kept.append(newest)
+            if self._index.due_of(newest.job, now) <= now:
+                due.append(newest)
+            else:
+                back.append(newest.name)
             losers += [file.name for file in older]
             by = {"slug": newest.job.slug, "superseded_by": newest.job.id}
             superseded += [Superseded(job_id=file.job.id, **by) for file in older]
         if losers:
             self._claims.claimed.sync()  # the joined paths are durable before the older files go
             self._claims.drop(losers)
-        due = [file for file in kept if self._index.due_of(file.job, now) <= now]
-        self._claims.give_back(file.name for file in kept if file not in due)
+        self._claims.give_back(back)
         return superseded, due
 
     def _take_rivals(self, names: Sequence[str], now: float) -> list[JobFile]:
@@ -288,9 +290,8 @@ class DiskQueue:
             if taken := self._claims.take(name):
                 file = read_queue_file(self._claims.claimed, taken, name)
                 # A producer may have completed the file, or begun a new one, since it was read.
-                if not isinstance(file, JobFile) and not (
-                    file.may_become_job and abs(now - file.stat.st_mtime) < GRACE_S
-                ):
+                is_young = abs(now - file.stat.st_mtime) < GRACE_S
+                if not isinstance(file, JobFile) and not (file.may_become_job and is_young):
                     return [self._claims.quarantine(taken, name, file, self._index.entries[name].job, now)]
                 self._claims.give_back([taken])
             self._index.forget(name)
@@ -355,11 +356,7 @@ class DiskQueue:
             # The dead letters first: after a crash, the claims are still there to have them removed.
             for claim in claims:
                 published = set(claim.job.paths).difference(rejected.get(claim.key, ()))
-                older = [
-                    name
-                    for name in index.failed(claim.job.slug)
-                    if index.entries[name].job.created_at <= claim.job.created_at
-                ]
+                older = index.failed(claim.job.slug, claim.job.created_at)
                 change = partial(_without, {normalized(path) for path in published})
                 self._alter(older, self._clock(), change)
             self._remove(claim.key for claim in claims)
