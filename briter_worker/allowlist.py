@@ -233,7 +233,10 @@ def _objection(part: str) -> str | None:
 #  - NTFS and FAT give each file a short name: GIT~1, GITMOD~1, or from the fifth on, a hash: GI7EBA~1.
 #  - HFS+ and APFS ignore case, and characters that have no shape, such as a zero-width joiner.
 _DOT_GIT = re.compile(r"\.git|git~\d+")
-_OWN_FILES = re.compile(r"\.git(?:modules|attributes)?|(?=.{2,8}$)(?:g[a-z0-9]{0,5})?~[1-9]\d*|git~\d+")
+_OWN_FILES = re.compile(
+    r"\.git(?:modules|attributes)?|git(?:mod|att)?~\d+"
+    r"|(?=.{8}$)(?:g|gi|gi7|gi7e|gi7eb|gi7eba|gi7d|gi7d2|gi7d29)?~[1-9]\d*"
+)
 # Characters without a shape of their own: formats, marks that go onto another one, fillers, tags.
 _SHAPELESS = {"Cf", "Mn"}
 _FILLERS = "[\u115f\u1160\u3164\uffa0\U000e0000-\U000e0fff]"
