@@ -225,14 +225,11 @@ def conflict(site: Site) -> None:
 
 def saved_while_the_conflict_was_in_flight(site: Site) -> str:
     """The CMS saves while the remote has not yet taken the version that conflicts."""
-    job, hook = site.root / "job", site.remote / "hooks" / "pre-receive"
+    job = site.root / "job"
     job.write_text(json.dumps({"id": "again", "slug": "welcome", "paths": [WELCOME]}))
     saves = f"echo '# Ours, edited' > {site.worktree / WELCOME}; cp {job} {site.queue}/again.tmp"
-    hook.write_text(
-        f"#!/bin/sh\ngrep -q refs/heads/conflict || exit 0\n{saves}\n"
-        f"mv {site.queue}/again.tmp {site.queue}/again.json; rm $0\n"
-    )
-    hook.chmod(0o755)
+    moves = f"mv {site.queue}/again.tmp {site.queue}/again.json; rm $0"
+    hook = site.hook(f"grep -q refs/heads/conflict || exit 0\n{saves}\n{moves}")
     conflict(site)
     assert not hook.exists()
     return "welcome"

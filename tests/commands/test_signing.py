@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from outcomes import save
 from requirements import provide
-from sites import eventually
+from sites import eventually, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,7 +178,7 @@ def test_a_signature_changes_nothing_else_of_a_commit(site: Site, keys: Keys) ->
     assert [message.decode() for _, message in found] == MESSAGES * 2
 
 
-def path_without(site: Site, program: str, script: str = "") -> str:
+def path_without(site: Site, name: str, script: str = "") -> str:
     """A PATH with everything but this program, which is `script` instead."""
     folder = site.root / "bin"
     folder.mkdir()
@@ -187,10 +187,9 @@ def path_without(site: Site, program: str, script: str = "") -> str:
             link = folder / file.name
             link.unlink(missing_ok=True)
             link.symlink_to(file)
-    (folder / program).unlink()
+    (folder / name).unlink()
     if script:
-        (folder / program).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / program).chmod(0o755)
+        program(folder / name, script)
     return str(folder)
 
 
@@ -313,11 +312,9 @@ def test_an_ssh_agent_signs_for_a_public_key(site: Site, keys: Keys) -> None:
 
 def test_no_program_of_the_repositorys_configuration_signs(site: Site, keys: Keys) -> None:
     mark = site.root / "has-run"
-    program = site.root / "canary"
-    program.write_text(f"#!/bin/sh\ntouch {mark}\nexit 1\n")
-    program.chmod(0o755)
+    canary = program(site.root / "canary", f"touch {mark}\nexit 1")
     for key in ("gpg.program", "gpg.openpgp.program", "gpg.ssh.program", "gpg.ssh.defaultKeyCommand"):
-        site.git("config", key, str(program))
+        site.git("config", key, str(canary))
     for slug, kind in (("a", "ssh"), ("b", "openpgp")):
         env = keys.settings(kind)
         save(site, slug)

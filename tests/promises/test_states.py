@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from outcomes import assert_published, assert_put_off, assert_sound, save
-from sites import PERSON, Result, Site, eventually
+from sites import PERSON, Result, Site, eventually, program
 
 from briter_worker.errors import FailureCode
 from briter_worker.git.repository import Repository
@@ -43,9 +43,8 @@ def lock(site: Site, name: str, *, age: float = 0.0) -> Path:
 def commit_in_its_editor(site: Site) -> Iterator[subprocess.Popen[bytes]]:
     """A person's `git commit` that waits for its editor; it ends without a commit."""
     open_, shut = site.root / "editor-is-open", site.root / "editor-may-end"
-    editor = site.root / "editor"
-    editor.write_text(f"#!/bin/sh\ntouch {open_}\nwhile [ ! -e {shut} ]; do sleep 0.02; done\nexit 1\n")
-    editor.chmod(0o755)
+    wait = f"touch {open_}\nwhile [ ! -e {shut} ]; do sleep 0.02; done\nexit 1"
+    editor = program(site.root / "editor", wait)
     site.write_post("draft.md", "mine\n")
     site.git("add", "draft.md")
     with subprocess.Popen(

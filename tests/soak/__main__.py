@@ -8,12 +8,8 @@ import os
 import random
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol, cast
 
 from soak.report import Options, Report, keep, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PARTS = {
     "kills": "kill the worker while everything around it moves",
@@ -24,14 +20,6 @@ PARTS = {
     "fuzz": "feed random bytes as jobs",
     "cluster": "kill, stop, cut off and sicken a cluster's nodes, and restart and restore Postgres",
 }
-
-
-class Part(Protocol):
-    """A module of this package that proves something."""
-
-    def run(self, options: Options, tell: Callable[[str], None]) -> Report:
-        """Run the part; `tell` a line now and then."""
-        ...
 
 
 def main() -> int:
@@ -62,7 +50,7 @@ def _run(name: str, options: Options) -> Report:
     def tell(line: str) -> None:
         print(f"    {time.monotonic() - began:6.0f} s  {line}", flush=True)
 
-    report = cast("Part", importlib.import_module(f"soak.{name}")).run(options, tell)
+    report: Report = importlib.import_module(f"soak.{name}").run(options, tell)
     took = round(time.monotonic() - began)
     return Report(name, {**report.figures, "seconds": took}, report.failures)
 

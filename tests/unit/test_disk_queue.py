@@ -108,15 +108,16 @@ def in_flight(disk: Disk) -> Sequence[Claim]:
     return claims
 
 
-def refuse_links(monkeypatch: pytest.MonkeyPatch, code: int, when: Callable[[str], bool]) -> None:
-    link = os.link
+def refuse(monkeypatch: pytest.MonkeyPatch, call: str, when: Callable[[str], bool]) -> None:
+    """Have a call of `os` refuse files of these names."""
+    original = getattr(os, call)
 
-    def refusing(source: Any, target: Any, **keys: Any) -> None:  # noqa: ANN401 - as os.link
-        if when(os.path.basename(source)):  # noqa: PTH119 - as os.link gets it
-            raise OSError(code, os.strerror(code), str(source))
-        link(source, target, **keys)
+    def refusing(source: Any, target: Any, **keys: Any) -> None:  # noqa: ANN401 - as the call
+        if when(os.path.basename(source)):  # noqa: PTH119 - as the call gets it
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(source))
+        original(source, target, **keys)
 
-    monkeypatch.setattr(os, "link", refusing)
+    monkeypatch.setattr(os, call, refusing)
 
 
 def test_a_job_is_given_back_where_links_of_anothers_file_are_refused(
@@ -126,7 +127,7 @@ def test_a_job_is_given_back_where_links_of_anothers_file_are_refused(
     claims = in_flight(disk)
     (held,) = (path for path in (disk.root / ".claimed").glob("*.json") if "job0" in path.name)
     held.chmod(0o604)
-    refuse_links(monkeypatch, errno.EPERM, lambda name: not name.endswith(".tmp"))
+    refuse(monkeypatch, "link", lambda name: not name.endswith(".tmp"))
     disk.queue.release(claims)
     monkeypatch.undo()
     assert disk.rows("a") == [(State.PENDING, ("content/a.md",))]
@@ -220,24 +221,13 @@ def test_what_was_written_to_a_claim_in_place_outlives_a_crash(disk: Disk) -> No
 # Files that cannot be moved
 
 
-def refuse_to_move(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    rename = os.rename
-
-    def refusing(source: Any, target: Any, **keys: Any) -> None:  # noqa: ANN401 - as os.rename
-        if source == name:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source)
-        rename(source, target, **keys)
-
-    monkeypatch.setattr(os, "rename", refusing)
-
-
 def test_an_immutable_job_file_is_reported_and_stops_no_other(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk.save("a", ["a"], name="a")
     disk.save("b", ["b"], name="b")
     with monkeypatch.context() as immutable:
-        refuse_to_move(immutable, "a.json")
+        refuse(immutable, "rename", lambda name: name == "a.json")
         assert [claim.job.slug for claim in disk.queue.claim(NOW).claims] == ["b"]
         assert "cannot be claimed" in disk.queue.stuck_files()["a.json"]
         assert disk.queue.claim(NOW + 1).claims == ()

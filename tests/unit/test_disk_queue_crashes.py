@@ -68,21 +68,29 @@ def at_each_change(strike: Callable[[], None]) -> Iterator[None]:
             setattr(os, name, original)
 
 
+def before_change(
+    step: int, act: Callable[[], object], operation: Callable[[], object], *, lasting: bool = False
+) -> bool:
+    """Run it, and `act` just before its change number `step` (and each later one); whether it has so many."""
+    left = step
+
+    def strike() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0 or (lasting and left < 0):
+            act()
+
+    with at_each_change(strike):
+        operation()
+    return left <= 0
+
+
 def killed_at(step: int, operation: Callable[[], object]) -> bool:
     """Run it in a process that dies before its change number `step`; whether it got that far."""
     child = os.fork()
     if child == 0:
-        left = step
-
-        def strike() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os._exit(_DIED)
-
         try:
-            with at_each_change(strike):
-                operation()
+            before_change(step, lambda: os._exit(_DIED), operation)
         except BaseException:  # noqa: BLE001 - reported by the exit code
             os._exit(1)
         os._exit(_NO_MORE)
@@ -92,37 +100,17 @@ def killed_at(step: int, operation: Callable[[], object]) -> bool:
     return code == _DIED
 
 
-def before_change(step: int, act: Callable[[], object], operation: Callable[[], object]) -> bool:
-    """Run it, and `act` just before its change number `step`; whether it has so many."""
-    left = step
-
-    def strike() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            act()
-
-    with at_each_change(strike):
-        operation()
-    return left <= 0
-
-
 def refused_at(step: int, operation: Callable[[], object], *, lasting: bool) -> bool:
     """Run it on a disk that is full at its change number `step`, and maybe from then on."""
-    left = step
 
-    def strike() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0 or (lasting and left < 0):
-            raise OSError(errno.ENOSPC, "No space left on device")
+    def refuse() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    with at_each_change(strike):
-        try:
-            operation()
-        except OSError as error:
-            assert error.errno == errno.ENOSPC  # noqa: PT017 - which of the two it was
-    return left <= 0
+    try:
+        return before_change(step, refuse, operation, lasting=lasting)
+    except OSError as error:
+        assert error.errno == errno.ENOSPC  # noqa: PT017 - which of the two it was
+        return True
 
 
 # Killed and refused
