@@ -188,9 +188,9 @@ class Site:
         wait = f"timeout 100 sh -c 'until [ -e {end} ]; do sleep 0.02; done'"
         return Hold(self.hook(f"touch {began}\n{wait}\n{then}", name), began, end)
 
-    def save_post(self, slug: str, text: str, **keys: object) -> Path:
+    def save_post(self, slug: str, text: str, path: str = "", /, **keys: object) -> Path:
         """Write a post of one file, and a job for it."""
-        path = f"content/posts/{slug}.md"
+        path = path or f"content/posts/{slug}.md"
         self.write_post(path, text)
         return self.save(slug, [path], **keys)
 

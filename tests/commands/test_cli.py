@@ -212,8 +212,7 @@ def busy(site: Site) -> Site:
     """A site with a job in each state that a job can wait in."""
     site.save("dead", [".env"], id="dead-1", priority={"high": True})
     site.run_once()
-    site.write_post(POST, "# Hello\n")
-    site.save("again", [POST], id="again-1")
+    site.save_post("again", "# Hello\n", POST, id="again-1")
     break_remote(site)
     assert site.run_once().of("failed")
     site.save("late", [POST], id="late-1", scheduledFor="2099-01-01")
@@ -257,8 +256,7 @@ def test_show_finds_a_job_by_id_and_by_slug(busy: Site) -> None:
 
 
 def test_a_retried_dead_letter_is_published_by_the_running_worker(site: Site) -> None:
-    site.write_post("pages/about.md", "# About\n")
-    site.save("about", ["pages/about.md"])
+    site.save_post("about", "# About\n", "pages/about.md")
     site.run_once()
     with site.running(BRITER_ALLOWED_PATHS="pages") as worker:
         next(lines_of(worker))

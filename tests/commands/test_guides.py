@@ -138,8 +138,7 @@ def test_the_line_for_cron_takes_every_setting_from_the_one_file(site: Site) -> 
     line = (ROOT / "docs/how-to/crontab").read_text().splitlines()[-1].removeprefix("* * * * * ")
     line = line.replace("/etc/briter-worker.env", str(file)).replace("/srv/site-storage", str(site.storage))
     line = line.replace("/opt/briter-worker/bin/briter-worker", "briter-worker")
-    site.write_post("docs/page.md", "# Page\n")
-    site.save("page", ["docs/page.md"])
+    site.save_post("page", "# Page\n", "docs/page.md")
 
     _follow([line], site.root)
 

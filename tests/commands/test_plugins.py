@@ -38,8 +38,7 @@ class Plugged:
     def post(self, slug: str, folder: str = "content/posts", **keys: object) -> None:
         """A post is written and saved."""
         path = f"{folder}/{slug}.md"
-        self.site.write_post(path, slug)
-        self.site.save(slug, [path], **keys)
+        self.site.save_post(slug, slug, path, **keys)
 
 
 @pytest.fixture

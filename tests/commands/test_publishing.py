@@ -51,8 +51,7 @@ def test_the_author_is_the_writers_and_the_committer_the_workers(site: Site) -> 
 
 def test_many_jobs_are_one_commit_each(site: Site) -> None:
     for number in range(25):
-        site.write_post(f"content/posts/{number}.md", f"{number}\n")
-        site.save(f"p{number}", [f"content/posts/{number}.md"])
+        site.save_post(f"p{number}", f"{number}\n", f"content/posts/{number}.md")
     result = site.run_once()
     assert len(result.of("published")) == 25
     assert len(site.remote_log()) == 26

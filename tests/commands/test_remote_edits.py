@@ -103,8 +103,7 @@ def test_a_pull_over_local_changes_changes_nothing(site: Site) -> None:
 def test_a_conflict_is_shown_with_its_post_before_anybody_saves(site: Site) -> None:
     lines = "".join(f"{number}\n" for number in range(9))
     for slug in ("clash", "merge", "saved"):
-        site.write_post(f"content/posts/{slug}.md", lines)
-        site.save(slug, [f"content/posts/{slug}.md"])
+        site.save_post(slug, lines)
     assert len(site.run_once().of("published")) == 3
     for slug, changed in (("clash", "ours"), ("merge", "0"), ("saved", "ours")):
         push(site, lines.replace("0", "theirs"), f"content/posts/{slug}.md")

@@ -105,8 +105,7 @@ def test_conflicts_of_slugs_of_which_one_begins_the_other_are_both_kept(
     paths = [f"content/posts/{slug.replace('/', '-')}.md" for slug in slugs]
     for slug, path in zip(slugs, paths, strict=True):
         site.push_elsewhere({path: "theirs\n"})
-        site.write_post(path, f"{slug}\n")
-        site.save(slug, [path])
+        site.save_post(slug, f"{slug}\n", path)
     site.run_once()
     branches = [re.findall(r"(conflict/\S+) of", site.job(slug)["lastError"])[0] for slug in slugs]
     kept = [site.remote_file(path, branch) for path, branch in zip(paths, branches, strict=True)]
@@ -218,8 +217,7 @@ def conflict_branches(site: Site) -> list[str]:
 def conflict(site: Site) -> None:
     """The post `welcome` has just conflicted."""
     site.push_elsewhere({WELCOME: "# Theirs\n"})
-    site.write_post(WELCOME, "# Ours\n")
-    site.save("welcome", [WELCOME])
+    site.save_post("welcome", "# Ours\n", WELCOME)
     assert site.run_once().of("dead-lettered")
 
 
@@ -275,8 +273,7 @@ def test_two_posts_that_conflict_in_one_file_in_turn_add_no_branches_and_each_ca
         assert {job["failure"] for job in site.jobs()} == {"conflict"}
         assert conflict_branches(site) == ["conflict/all", "conflict/welcome"]
         assert site.remote_file(WELCOME) == "# Theirs\n"
-    site.write_post(WELCOME, "# Theirs, and ours\n")
-    site.save("welcome", [WELCOME])
+    site.save_post("welcome", "# Theirs, and ours\n", WELCOME)
     assert site.run_once().of("published")
     assert site.remote_file(WELCOME) == "# Theirs, and ours\n"
     assert conflict_branches(site) == []

@@ -170,8 +170,7 @@ QUIET = {"BRITER_WORKER_QUIET_MS": "60000", "BRITER_WORKER_QUIET_MAX_MS": "90000
 
 
 def save_hello(site: Site, text: str = "Hello\n", *, age: float = 0.0, **keys: object) -> None:
-    site.write_post(POST, text)
-    site.save("hello", [POST], createdAt=format_time(time.time() - age), **keys)
+    site.save_post("hello", text, createdAt=format_time(time.time() - age), **keys)
 
 
 def listed(site: Site, **env: str) -> dict[str, Any]:

@@ -342,8 +342,7 @@ def test_a_remotes_fix_is_never_shown_as_ours(site: Site, dashboard: Dashboard) 
 
 def test_text_of_jobs_and_of_the_remote_never_becomes_markup(site: Site, dashboard: Dashboard) -> None:
     refuse_everything(site, f"{NASTY} <img src=x onerror=alert(2)>")
-    site.write_post("content/posts/a.md", "# A\n")
-    site.save(NASTY, ["content/posts/a.md"], id=NASTY, message=NASTY, extra=NASTY)
+    site.save_post(NASTY, "# A\n", "content/posts/a.md", id=NASTY, message=NASTY, extra=NASTY)
     site.save(f"b{NASTY}", [f"content/{NASTY}"], scheduledFor=TOMORROW, message=NASTY)
     site.save(f"c{NASTY}", [f"../{NASTY}"])
     site.run_once()

@@ -415,8 +415,7 @@ def test_a_dead_receiver_delays_no_publication(site: Site, receiver: Receiver) -
         lines = lines_of(worker)
         commits = []
         for number in range(4):
-            site.write_post(POST, f"{number}\n")
-            site.save("hello", [POST])
+            site.save_post("hello", f"{number}\n")
             commits.append(next(line for line in lines if line["event"] == "published")["commit"])
             eventually(lambda: receiver.received)
         assert site.remote_file(POST) == "3\n"

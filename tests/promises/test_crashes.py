@@ -149,8 +149,7 @@ def test_an_orphaned_push_keeps_the_next_worker_out_until_it_is_gone(site: Site)
 def test_a_job_that_kills_its_worker_ends_as_a_dead_letter_and_its_neighbours_do_not(site: Site) -> None:
     site.write_post(".gitattributes", "*.kill filter=killer\n")
     for number in range(4):
-        site.write_post(f"content/posts/{number}.md", f"{number}\n")
-        site.save(f"p{number}", [f"content/posts/{number}.md"])
+        site.save_post(f"p{number}", f"{number}\n", f"content/posts/{number}.md")
     bomb = site.root / "bomb.py"
     # A filter's parent is git; its parent is the worker.
     bomb.write_text(
@@ -164,8 +163,7 @@ def test_a_job_that_kills_its_worker_ends_as_a_dead_letter_and_its_neighbours_do
         "        os.kill(pid, signal.SIGKILL)\n"
     )
     site.git("config", "filter.killer.clean", f"{sys.executable} {bomb}")
-    site.write_post("content/posts/bomb.kill", "boom\n")
-    site.save("bomb", ["content/posts/bomb.kill"])
+    site.save_post("bomb", "boom\n", "content/posts/bomb.kill")
     for _ in range(12):
         site.run_once(**FAST, BRITER_WORKER_MAX_ATTEMPTS="4")
         site.wait_for_lock()

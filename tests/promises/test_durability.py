@@ -108,8 +108,7 @@ def trace(site: Site, tmp_path: Path) -> Callable[..., Trace]:
 def publish(site: Site, trace: Callable[..., Trace], posts: int) -> Trace:
     for number in range(posts):
         path = f"content/posts/{number}.md"
-        site.write_post(path, f"{number}\n")
-        site.save(f"post-{number}", [path])
+        site.save_post(f"post-{number}", f"{number}\n", path)
     found = trace("run", "--once")
     assert len(site.remote_log()) == posts + 1
     return found

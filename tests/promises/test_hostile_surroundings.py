@@ -337,8 +337,7 @@ def test_large_files_of_lfs_are_uploaded_with_the_post(site: Site) -> None:
     site.git("add", ".gitattributes")
     site.git("-c", "core.hooksPath=/dev/null", "commit", "-qm", "attributes")
     site.git("-c", "core.hooksPath=/dev/null", "push", "-q", "origin", "main")
-    site.write_post("content/posts/large.bin", "large\n" * 1000)
-    site.save("large", ["content/posts/large.bin"])
+    site.save_post("large", "large\n" * 1000, "content/posts/large.bin")
     result = site.run_once()
     assert result.of("published"), result.stdout
     pointer = site.remote_file("content/posts/large.bin")

@@ -88,8 +88,7 @@ def test_a_post_that_is_rewritten_while_its_neighbour_is_read_is_read_again(site
     post = site.worktree / "content/posts/a.md"
     site.git("config", "filter.slow.clean", str(program(site.root / "filter", f"cat; echo newer > {post}")))
     save(site, "a")
-    site.write_post("content/posts/b.slow", "b\n")
-    site.save("b", ["content/posts/b.slow"])
+    site.save_post("b", "b\n", "content/posts/b.slow")
     assert_published(site, site.run_once(), "a", "b")
     assert site.remote_file("content/posts/a.md") == "newer\n"
 
