@@ -135,18 +135,15 @@ class Checkout:
     def sync(self, tip: str, blobs: Mapping[str, str | None]) -> bool:
         """Bring branch, index and files to `tip`, now or later. Return False for later.
 
-        `blobs` are the versions of published files as they were read from the work tree.
+        `blobs` are the versions of published files as they were read from the work tree. Raises PublishError
+        and OSError: they could not be stored.
         """
         try:
             self.follow(tip, blobs)
         except (PublishError, OSError) as error:
             self._warn_late("Published. " if blobs else "", error)
-            try:
-                self.repository.locks.remove_own()  # a git that was killed has left that of the state
-                self.remember(tip, blobs)
-            except (PublishError, OSError) as second:
-                text = f"The base versions of published files could not be stored: {describe(second)[0]}"
-                self._warn_once(text, second)
+            self.repository.locks.remove_own()  # a git that was killed has left that of the state
+            self.remember(tip, blobs)
             return False
         self._warned.clear()
         self.late_reason, self.is_blocked = "", False

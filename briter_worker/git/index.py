@@ -151,8 +151,7 @@ class Index:
     def _try_lock(self) -> bool:
         with suppress(FileNotFoundError):
             try:
-                with self._lock.open("xb") as lock:
-                    lock.write(_OWN_LOCK)
+                lock = self._lock.open("xb", buffering=0)
             except FileExistsError:
                 if abs(time.time() - self._lock.stat().st_mtime) > _PATIENCE_S:
                     raise PublishError(
@@ -160,8 +159,14 @@ class Index:
                         f"another git command holds the index ({self._lock})",
                         "let that command end; if none runs, remove the file",
                     ) from None
-            else:
-                return True
+                return False
+            with lock:
+                try:
+                    lock.write(_OWN_LOCK)
+                except OSError:  # an empty lock would be taken for a user's
+                    self._lock.unlink()
+                    raise
+            return True
         return False
 
     def place(self) -> None:

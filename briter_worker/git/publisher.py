@@ -110,6 +110,8 @@ class GitPublisher:
     def __post_init__(self) -> None:
         self._built: dict[str, list[FileChange]] = {}
         """What the commits changed that were built last."""
+        self._unfollowed: dict[str, tuple[Plan, str]] = {}
+        """Plans that landed in the tip beside them, which this side has no place to remember."""
         self._conflicts = Conflicts(self._repository, self.bases, self.identity, self.copies.read)
 
     @cached_property
@@ -138,6 +140,7 @@ class GitPublisher:
             self._repository.git.begin(*FAST_IMPORT, stdin=None)  # starts while the posts are read
             if not self.dry_run:
                 self.copies.catch_up()
+                self._follow_kept()
             tip = self._first_tip()
             for _ in range(1 + _MAX_RACES):
                 late = self._settle_late(claims, tip)
@@ -185,6 +188,7 @@ class GitPublisher:
         with repository.working():
             if not self.dry_run:
                 self._guard(self.copies.catch_up)
+                self._guard(self._follow_kept)
                 seen, pushed = repository.ref(repository.tracking_ref), repository.ref(repository.pushed_ref)
                 if seen and pushed and seen != pushed and repository.is_ancestor(seen, pushed):
                     # Git could not move the ref after the push: it was locked, or the disk failed.
@@ -414,7 +418,16 @@ class GitPublisher:
         """Have this side follow the remote. Nothing local fails a post that is on the remote."""
         if not self.dry_run:
             self._guard(lambda: self._conflicts.close(plan.blobs))
-            self._guard(lambda: self.copies.sync(tip, self._published_blobs(plan, tip, local)))
+            if not self._guard(lambda: self.copies.sync(tip, self._published_blobs(plan, tip, local))):
+                self._unfollowed[plan.id] = plan, tip
+
+    def _follow_kept(self) -> None:
+        """Follow the earlier pushes that could not be remembered. Raises PublishError and OSError."""
+        for plan, tip in [*self._unfollowed.values()]:
+            self._repository.update_refs((self._repository.pushed_ref, tip, None))
+            self.copies.sync(tip, self._published_blobs(plan, tip, None))
+            del self._unfollowed[plan.id]
+            self._discard(plan, tip)
 
     def _published_blobs(self, plan: Plan, tip: str, local: str | None) -> Mapping[str, str | None]:
         """Return the blobs of this plan, and of plans that have landed too and wait to be resolved.
@@ -429,24 +442,29 @@ class GitPublisher:
                 blobs |= each.blobs
         return blobs
 
-    def _guard(self, action: Callable[[], object]) -> None:
-        """Run the action; warn of a local failure. Only a database that is away stops what follows."""
+    def _guard(self, action: Callable[[], object]) -> bool:
+        """Run the action; warn of a local failure, and return False. Only a database that is away raises."""
         try:
             action()
         except UnavailableError:
             raise
         except (PublishError, OSError) as error:
             self.warn(*describe(error))
+            return False
+        return True
 
     def _discard(self, plan: Plan, landed: str | None) -> None:
-        """Forget a plan that is complete, or did not land; the receipts did not wait for this."""
+        """Forget a plan that is complete, or did not land; the receipts did not wait for this.
+
+        Until this side has followed, the plan alone knows what the published files are edits of.
+        """
         repository, ref = self._repository, self._batch_ref(plan)
         moves: list[Move] = [(ref, None, None)] if repository.ref(ref) else []
         if landed and not self.dry_run and repository.ref(repository.pushed_ref) != landed:
             moves.append((repository.pushed_ref, landed, None))
-        if moves:
-            self._guard(lambda: repository.update_refs(*moves))
-        if plan.commits and not self.dry_run:
+        if moves and not self._guard(lambda: repository.update_refs(*moves)) and landed:
+            self._unfollowed[plan.id] = plan, landed
+        if plan.commits and not self.dry_run and plan.id not in self._unfollowed:
             self._guard(lambda: self.plans.drop(plan))
 
     def _batch_ref(self, plan: Plan) -> str:

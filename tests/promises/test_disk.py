@@ -16,6 +16,8 @@ from requirements import full, over, provide, read_only, small
 from sites import UNMEASURED, Result, Site, lines_of, program
 
 from briter_worker.errors import FailureCode
+from briter_worker.git.index import Index
+from briter_worker.git.run import Git
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,6 +88,40 @@ def test_a_full_disk_under_the_repository_is_the_sites_condition(tmp_path: Path,
         assert_published(site, site.run_once(), "a", "big")
         assert json.loads(site.command("status", "--json").stdout)["condition"] is None
         assert_sound(site)
+
+
+def test_a_disk_that_is_full_after_the_push_takes_no_colleagues_line_back(tmp_path: Path) -> None:
+    with site_with_small(tmp_path, "site", "4m") as site:
+        save(site, "a")
+        site.save_post("both", "theirs\n\n\n\nours\n")
+        assert_published(site, site.run_once(), "a", "both")
+        site.push_elsewhere({"content/posts/both.md": "a colleague's\n\n\n\nours\n"})
+        filler = site.worktree / ".git" / "filler"
+        site.hook(f"dd if=/dev/zero of={filler} bs=1k 2>/dev/null; rm $0", "post-receive")
+        site.save_post("both", "theirs\n\n\n\none\n")
+        site.run_once()
+        assert filler.stat().st_size > 800_000
+        assert site.remote_file("content/posts/both.md") == "a colleague's\n\n\n\none\n"
+        site.run_once()  # with nothing to write on still
+        filler.unlink()
+        site.save_post("both", "theirs\n\n\n\ntwo\n")
+        site.run_once()
+        assert site.remote_file("content/posts/both.md") == "a colleague's\n\n\n\ntwo\n"
+        assert (site.worktree / "content/posts/both.md").read_text() == "a colleague's\n\n\n\ntwo\n"
+        assert_sound(site)
+
+
+def test_a_lock_of_the_index_that_cannot_be_written_does_not_stay(tmp_path: Path) -> None:
+    with site_with_small(tmp_path, "site", "4m") as site:
+        index = Index(Git(site.worktree, remote="origin", timeout=60), "refs/heads/main")
+        with (
+            index.copied(),
+            full(site.worktree),
+            pytest.raises(OSError, match="No space left"),
+            index.locked(),
+        ):
+            pass
+        assert not index.is_locked()
 
 
 # Limited
