@@ -321,6 +321,16 @@ class Settings(BaseSettings):
     )
     _config_path: Path = PrivateAttr(default=Path())
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_booleans(cls, value: object, info: ValidationInfo) -> object:
+        """Take true and false for no value where a number is meant: pydantic takes them for 1 and 0."""
+        if cls.model_fields[str(info.field_name)].annotation is bool:
+            return value
+        if isinstance(value, list):
+            return [None if isinstance(each, bool) else each for each in value]
+        return None if isinstance(value, bool) else value
+
     @field_validator(*_TEXTS)
     @classmethod
     def _check_text(cls, text: str, info: ValidationInfo) -> str:
