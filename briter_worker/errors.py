@@ -224,7 +224,8 @@ def os_error_text(error: OSError, *, with_path: bool = True) -> str:
 
 def os_error_fix(error: OSError) -> str:
     """Return what the operator can do about the error; empty where nothing is known."""
-    return OS_FIXES.get(error.errno or 0, "")
+    is_in_the_way = error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
+    return "remove it" if is_in_the_way else OS_FIXES.get(error.errno or 0, "")
 
 
 def sync_folder(folder: Path | int) -> None:

@@ -111,7 +111,7 @@ class SiteLock:
     def _claim(self, locked: int, now: float) -> None:
         status = os.fstat(locked)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError("not a regular file")
+            raise OSError(errno.EISDIR, "not a regular file")
         recorded = _parse(os.pread(locked, _MAX_READ_BYTES, 0))
         record = _this_process()._replace(token=uuid.uuid4().hex, dry_run=self._dry_run, heartbeat=now)
         # Each heartbeat sets the file's time: on a network file system by the clock that all hosts share.

@@ -324,3 +324,27 @@ def test_withheld_files_are_free_when_the_damaged_job_is_cancelled(site: Site, j
     assert site.command("cancel", "later").returncode == 0
     publish_folder(site)
     assert site.remote_file(LATER) == "later\n"
+
+
+@pytest.mark.parametrize("place", ["queue/.claimed", "queue/.claimed/.lock", "worker.lock"])
+@pytest.mark.parametrize("kind", ["link", "wrong kind"])
+def test_what_is_in_the_place_of_the_workers_own_files_is_named_with_the_fix(
+    site: Site, place: str, kind: str
+) -> None:
+    save(site, "a")
+    target, own = site.root / "precious", site.storage / place
+    target.mkdir()
+    own.parent.mkdir(exist_ok=True)
+    if kind == "link":
+        own.symlink_to(target)
+    elif place.endswith("lock"):
+        own.mkdir()
+    else:
+        own.write_text("")
+    result = site.run_once()
+    assert result.returncode == 1
+    assert str(own) in result.stderr
+    assert result.stderr.endswith("Fix: remove it\n")
+    assert not list(target.iterdir())
+    own.rmdir() if own.is_dir() and kind != "link" else own.unlink()
+    assert_published(site, site.run_once())

@@ -280,6 +280,7 @@ def test_a_symlink_is_refused_and_its_target_is_untouched(path: Path, lock: Site
     path.parent.mkdir()
     path.symlink_to(target)
     assert read_holder(path) is None
-    with pytest.raises(PublishError, match=r"worker\.lock cannot be locked: .*symbolic link"):
+    with pytest.raises(PublishError, match=r"worker\.lock cannot be locked: .*symbolic link") as refused:
         lock.acquire(NOW)
+    assert refused.value.fix == "remove it"
     assert target.read_text() == f"{DEAD}\n"
