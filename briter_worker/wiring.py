@@ -120,7 +120,8 @@ def open_history(settings: Settings) -> History:
 def open_store(settings: Settings) -> Store:
     """Return the store of the history, on either backend."""
     if settings.database_url:
-        return PostgresStore(open_database(settings).connection)
+        database = open_database(settings)
+        return PostgresStore(database.connection, database.transaction)
     return SqliteStore(settings.storage_root / "history.db")
 
 

@@ -69,7 +69,7 @@ class NodeSinks:
         self._database = database
         self._log = log
         self._metrics = metrics
-        self._store = PostgresStore(database.connection)
+        self._store = PostgresStore(database.connection, database.transaction)
         self._clock = database.now
         self._sender = open_sender(settings, log, database.now)
         self._sender.wake()  # an earlier node may have left messages

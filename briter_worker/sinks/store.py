@@ -13,7 +13,7 @@ import sqlite3
 import stat
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -192,7 +192,10 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 
 class PostgresStore:
-    """The cluster's database, with all sites. `connect` returns a connection that commits each statement."""
+    """The cluster's database, with all sites.
+
+    `connect` returns a connection that commits each statement, and `begin` one in a transaction.
+    """
 
     skip_locked = " FOR UPDATE SKIP LOCKED"
     # A receipt reaches the disk with the acknowledgement that follows it, at the latest.
@@ -201,8 +204,12 @@ class PostgresStore:
         " set_config('synchronous_commit', 'off', true)"
     )
 
-    def __init__(self, connect: Callable[[], AbstractContextManager[Connection]]) -> None:
-        self._connect = connect
+    def __init__(
+        self,
+        connect: Callable[[], AbstractContextManager[Connection]],
+        begin: Callable[..., AbstractContextManager[Connection]],
+    ) -> None:
+        self._connect, self._begin = connect, begin
 
     @contextmanager
     def transaction(self, site: str = "") -> Iterator[Transaction]:
@@ -210,28 +217,16 @@ class PostgresStore:
 
         One that names its site waits for the site's other writers, so that ids become visible in order.
         """
-        with self._connected() as connection, ExitStack() as stack:
-            if site:  # nobody asks how many rows changed: statements share round trips
-                stack.enter_context(connection.pipeline())
-            stack.enter_context(connection.transaction())
+        # With a site, nobody asks how many rows changed: statements share round trips.
+        with _translated(), self._begin(is_pipelined=bool(site)) as connection:
             if site:
                 connection.execute(self._SITE_LOCK, (site,))
             yield Transaction(partial(self._run, connection))
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return the rows. Raises StoreError."""
-        with self._connected() as connection:
+        with _translated(), self._connect() as connection:
             return self._run(connection, statement, values).fetchall()
-
-    @contextmanager
-    def _connected(self) -> Iterator[Connection]:
-        try:
-            with self._connect() as connection:
-                yield connection
-        except OSError as error:
-            raise StoreError(
-                f"the history in Postgres cannot be used: {error}", getattr(error, "fix", "")
-            ) from error
 
     @staticmethod
     def _run(connection: Connection, statement: str, values: Sequence[Any]) -> psycopg.Cursor[TupleRow]:
@@ -239,6 +234,15 @@ class PostgresStore:
 
     def close(self) -> None:
         """Do nothing: the connections are the caller's."""
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        text = f"the history in Postgres cannot be used: {error}"
+        raise StoreError(text, getattr(error, "fix", "")) from error
 
 
 Store = SqliteStore | PostgresStore

@@ -161,7 +161,10 @@ class Cluster:
             ("node_sick", {"node": node.name}, int(node.facts["problem"] is not None))
             for node in self.overview().nodes
         ]
-        return samples, _sum_up(tallies(PostgresStore(self.database.connection)), named if asked else ())
+        return samples, _sum_up(
+            tallies(PostgresStore(self.database.connection, self.database.transaction)),
+            named if asked else (),
+        )
 
     def _news(self, _after: int) -> News:
         try:

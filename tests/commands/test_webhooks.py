@@ -117,7 +117,7 @@ def station(request: pytest.FixtureRequest, tmp_path: Path) -> Station:
     if getattr(request, "param", "file") == "file":
         return Station(lambda: SqliteStore(tmp_path / "webhooks.db", "outbox"))
     database = request.getfixturevalue("database")
-    return Station(lambda: PostgresStore(database.transaction))
+    return Station(lambda: PostgresStore(database.connection, database.transaction))
 
 
 of_either_store = pytest.mark.parametrize("station", ["file", "postgres"], indirect=True)

@@ -96,7 +96,7 @@ def book(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Book]:
         book = Book(lambda: SqliteStore(tmp_path / "history.db"))
     else:
         database = request.getfixturevalue("database")
-        book = Book(lambda: PostgresStore(database.connection))
+        book = Book(lambda: PostgresStore(database.connection, database.transaction))
     yield book
     book.history.close()
 

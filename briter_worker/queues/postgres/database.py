@@ -143,8 +143,7 @@ class Database:
             if connection.info.transaction_status is not TransactionStatus.IDLE:
                 yield connection  # of `joined`
             else:
-                pipeline = connection.pipeline() if is_pipelined else contextlib.nullcontext()
-                with pipeline, connection.transaction():
+                with _pipelined(connection) if is_pipelined else connection.transaction():
                     yield connection
 
     @contextlib.contextmanager
@@ -264,6 +263,23 @@ class Database:
                     check=_check_connection,
                 )
             return self._pool
+
+
+@contextlib.contextmanager
+def _pipelined(connection: Connection) -> Iterator[None]:
+    """Begin and end a transaction in the round trips of its own statements.
+
+    Psycopg's transactions wait for an answer at both ends.
+    """
+    try:
+        with connection.pipeline():
+            connection.execute("BEGIN")
+            yield
+            connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(psycopg.Error):  # a broken connection has no transaction
+            connection.rollback()
+        raise
 
 
 def needed_version() -> int:
