@@ -10,7 +10,7 @@ import math
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from briter_worker import events
@@ -30,7 +30,7 @@ from briter_worker.job import GIT_SYNC
 from briter_worker.ports import Backoff, Outcome, Publication, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from briter_worker.plugins import Plugins
     from briter_worker.ports import Change, Claim, ClaimResult, EventSink, Publisher, Queue
@@ -168,23 +168,12 @@ class Drain:
             return
         if self.stopping():
             raise StoppedError
-        # Asked when the files have been read.
-        superseded = cache(lambda: self.queue.find_superseded(list(batch.open.values()), self.clock()))
-
-        def scheduled() -> Mapping[str, float]:
-            """Look, before and after the files are read."""
-            superseded.cache_clear()
-            return self.queue.scheduled_paths(self.clock())
-
-        def check(key: str, changes: Sequence[Change]) -> Outcome | None:
-            return Outcome(key, Result.RELEASED) if key in superseded() else batch.check(key, changes)
-
         try:
             for outcomes in self.publisher().publish(
                 claims,
-                scheduled=scheduled,
-                check=check,
-                cancelled=lambda: self.queue.cancelled(list(batch.open.values())),
+                scheduled=lambda: self.queue.scheduled_paths(self.clock()),
+                check=batch.check,
+                withdrawn=lambda: self.queue.withdrawn([*batch.open.values()], self.clock()),
                 now=self.clock(),
             ):
                 batch.complete(outcomes)
@@ -299,8 +288,9 @@ class _Batch:
 
     def complete_cancelled(self, *, except_for: Collection[str] = ()) -> None:
         """Drop the open claims whose cancellation was requested."""
-        keys = self._drain.queue.cancelled(list(self.open.values())) if self.open else ()
-        self.complete([Outcome(key, Result.CANCELLED) for key in keys if key not in except_for])
+        found = self._drain.queue.withdrawn([*self.open.values()], self._drain.clock()) if self.open else {}
+        cancelled = [key for key, result in found.items() if result is Result.CANCELLED]
+        self.complete([Outcome(key, Result.CANCELLED) for key in cancelled if key not in except_for])
 
     def fail(self, keys: Iterable[str], failure: Failure) -> None:
         """Complete these claims with the same failure."""

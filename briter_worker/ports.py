@@ -100,13 +100,11 @@ class Queue(Protocol):
     def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Put jobs back as if they had not been claimed. Remove and return those that a user cancelled."""
 
-    def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
-        """Return the keys of the claims whose cancellation was requested."""
+    def withdrawn(self, claims: Sequence[Claim], now: float) -> Mapping[str, Result]:
+        """Return the claims, by key, that may not be published: CANCELLED on request, or RELEASED.
 
-    def find_superseded(self, claims: Sequence[Claim], now: float) -> Collection[str]:
-        """Return the keys of the claims whose posts have been saved again since, scheduled for later.
-
-        Their files may have the content whose time has not come.
+        RELEASED are those whose posts have been saved again since, scheduled for later: their files may have
+        the content whose time has not come.
         """
 
     def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
@@ -197,7 +195,7 @@ class Publisher(Protocol):
         *,
         scheduled: Callable[[], Mapping[str, float]],
         check: Callable[[str, Sequence[Change]], Outcome | None],
-        cancelled: Callable[[], Collection[str]],
+        withdrawn: Callable[[], Mapping[str, Result]],
         now: float,
     ) -> Iterator[Sequence[Outcome]]:
         """Build one commit per claim, push once, and yield each outcome as soon as it is certain.
@@ -205,7 +203,7 @@ class Publisher(Protocol):
         The caller stores the outcomes before it resumes the iteration: the publisher then drops its plan.
         `scheduled` is called before the files are read and again afterwards: files of scheduled jobs are left
         out, and a claim that may have read newly scheduled content is released. `check` may end a claim
-        when its changes are known. `cancelled` is called up to the push.
+        when its changes are known. `withdrawn` is called just before each push: see `Queue`.
 
         Raises PublishError, or any other exception, for all claims that have no outcome yet. None of them
         is on the remote unless `undecided` names it.

@@ -154,7 +154,7 @@ class Cluster:
                 claims,
                 scheduled=lambda: scheduled or {},
                 check=lambda _key, _changes: None,
-                cancelled=tuple,
+                withdrawn=dict,
                 now=NOW,
             ):
                 found |= {by_key[outcome.key].job.slug: outcome for outcome in outcomes}

@@ -126,7 +126,7 @@ class GitPublisher:
         *,
         scheduled: Callable[[], Mapping[str, float]],
         check: Callable[[str, Sequence[Change]], Outcome | None],
-        cancelled: Callable[[], Collection[str]],
+        withdrawn: Callable[[], Mapping[str, Result]],
         now: float,
     ) -> Iterator[Sequence[Outcome]]:
         """Implement `ports.Publisher`: build and push until the remote is where it was last seen."""
@@ -150,11 +150,12 @@ class GitPublisher:
                     yield [*late.values(), *outcomes]
                 while items:
                     built = self._build(items, tip, now)
-                    gone = {item.claim.key for item in items} & set(cancelled())
-                    if not gone:
+                    gone = withdrawn()
+                    left_out = [item for item in items if item.claim.key in gone]
+                    if not left_out:
                         break
                     self._discard(built.plan, None)
-                    yield [item.outcome(Result.CANCELLED) for item in items if item.claim.key in gone]
+                    yield [item.outcome(gone[item.claim.key]) for item in left_out]
                     items = [item for item in items if item.claim.key not in gone]
                 if not items:
                     return

@@ -89,6 +89,7 @@ class Git(Surroundings):
                     "correct the line that git config --list names, in the site's repository",
                 ) from None
             repo.git = _GitPython(self, self._place)
+            self._folders = Path(repo.git_dir), Path(os.path.normpath(repo.common_dir))
             self._repo = repo
         return self._repo
 
@@ -112,12 +113,14 @@ class Git(Surroundings):
     @property
     def git_dir(self) -> Path:
         """Return the git folder of this work tree, which may be a linked one."""
-        return Path(self.repo.git_dir)
+        _ = self.repo  # reads the folders when it is opened
+        return self._folders[0]
 
     @property
     def common_dir(self) -> Path:
         """Return the git folder that all linked work trees share."""
-        return Path(os.path.normpath(self.repo.common_dir))
+        _ = self.repo
+        return self._folders[1]
 
     @property
     def state_dir(self) -> Path:

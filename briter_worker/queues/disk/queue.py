@@ -16,7 +16,7 @@ from briter_worker.allowlist import normalized, parents
 from briter_worker.errors import DeclinedError, Failure, is_environment, one_line, os_error_text
 from briter_worker.events import Quarantined, Superseded
 from briter_worker.job import NO_QUIET_TIME, State, Status, format_time, joined_keys, with_state
-from briter_worker.ports import Cancellation, Claim, ClaimResult, ListedJob, Pause
+from briter_worker.ports import Cancellation, Claim, ClaimResult, ListedJob, Pause, Result
 from briter_worker.queues import selection
 from briter_worker.queues.disk.claims import ALONE, CANCEL, ClaimFolder, marked
 from briter_worker.queues.disk.files import Folder, JobFile, is_job_name, read_queue_file
@@ -404,18 +404,15 @@ class DiskQueue:
             self._remove(claim.key for claim in removed)
             return removed
 
-    def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
-        """Return the keys of the claims whose cancellation was requested."""
-        return marked(self._claims.list_names(), CANCEL) & {claim.key for claim in claims}
-
-    def find_superseded(self, claims: Sequence[Claim], now: float) -> Collection[str]:
-        """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
-        index, found = self._look(now), set()
+    def withdrawn(self, claims: Sequence[Claim], now: float) -> Mapping[str, Result]:
+        """Return the claims that were cancelled, or whose posts were saved again, scheduled for later."""
+        index, cancelled = self._look(now), marked(self._claims.list_names(), CANCEL)
+        found = {claim.key: Result.CANCELLED for claim in claims if claim.key in cancelled}
         for claim in claims:
             for name in index.pending(claim.job.slug)[:1]:
                 newest = index.entries[name].job
                 if newest.created_at >= claim.job.created_at and (newest.scheduled_for or 0.0) > now:
-                    found.add(claim.key)
+                    found.setdefault(claim.key, Result.RELEASED)
         return found
 
     def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from briter_worker.errors import FailureClass, FailureCode, LockLostError
 from briter_worker.events import Superseded
 from briter_worker.job import Status, with_state
-from briter_worker.ports import Claim, ClaimResult, Plan
+from briter_worker.ports import Claim, ClaimResult, Plan, Result
 from briter_worker.queues.postgres.control import PostgresControl, as_new
 from briter_worker.queues.postgres.rows import (
     COLUMNS,
@@ -54,6 +54,15 @@ UPDATE publications SET state = 'claimed', attempt = attempts + 1, cancelled = f
     alone = (SELECT count(*) FROM due) = 1
 WHERE id IN (SELECT id FROM due) RETURNING {COLUMNS}
 """  # noqa: S608 - column names only
+_WITHDRAWN = """
+SELECT c.id, c.cancelled FROM publications c WHERE c.id = ANY(%s) AND c.state = 'claimed' AND (
+    c.cancelled OR EXISTS (
+        SELECT FROM publications newer
+        WHERE newer.site = c.site AND newer.slug = c.slug AND newer.state = 'pending'
+        AND newer.created_at >= c.created_at AND newer.scheduled_for > %s
+    )
+)
+"""
 _RECORD_PUBLISHED = """
 INSERT INTO published AS p (site, path, saved_at)
 SELECT %(site)s, path, max(saved_at) FROM files
@@ -203,25 +212,11 @@ class PostgresQueue(PostgresControl):
 
         return self._put_back_claims(claims, change, self._clock())
 
-    def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
-        """Return the keys of the claims whose cancellation was requested."""
+    def withdrawn(self, claims: Sequence[Claim], now: float) -> Mapping[str, Result]:
+        """Return the claims that were cancelled, or whose posts were saved again, scheduled for later."""
         with self._database.connection() as connection:
-            found = connection.execute(
-                "SELECT id FROM publications WHERE id = ANY(%s) AND cancelled AND state = 'claimed'",
-                (_ids(claims),),
-            )
-            return {str(number) for (number,) in found}
-
-    def find_superseded(self, claims: Sequence[Claim], now: float) -> Collection[str]:
-        """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
-        with self._database.connection() as connection:
-            found = connection.execute(
-                "SELECT claimed.id FROM publications AS claimed JOIN publications AS newer USING (site, slug)"
-                " WHERE claimed.id = ANY(%s) AND claimed.state = 'claimed' AND newer.state = 'pending'"
-                " AND newer.created_at >= claimed.created_at AND newer.scheduled_for > %s",
-                (_ids(claims), now),
-            )
-            return {str(number) for (number,) in found}
+            found = connection.execute(_WITHDRAWN, (_ids(claims), now))
+            return {str(key): Result.CANCELLED if gone else Result.RELEASED for key, gone in found}
 
     def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
         """Make dead letters of environment failures pending again, and their retries due at once."""
