@@ -247,7 +247,7 @@ class PlanStore(Protocol):
         """Return the recorded plans, oldest first."""
 
     def drop(self, plan: Plan) -> None:
-        """Delete the plan durably."""
+        """Forget a plan that is complete; a crash may bring it back, to be resolved once more."""
 
 
 class Conflict(NamedTuple):

@@ -197,6 +197,8 @@ class SiteDrains:
                 longest_delay=open_backoff(settings).longest,
                 dry_run=settings.worker_dry_run,
                 clock=clock,
+                has_superseded=row["has_superseded"],
+                has_failed=row["has_failed"],
             )
             if not row["is_unfinished"]:
                 taken.found = ClaimResult() if stopping() else queue.claim(clock())

@@ -47,7 +47,12 @@ FROM found WHERE sites.name = found.name
 RETURNING sites.*, found.worker AS left_by,
     (SELECT failure FROM conditions WHERE site = sites.name) AS condition,
     EXISTS (SELECT FROM plans WHERE site = sites.name)
-    OR EXISTS (SELECT FROM publications WHERE site = sites.name AND state = 'claimed') AS is_unfinished
+    OR EXISTS (SELECT FROM publications WHERE site = sites.name AND state = 'claimed') AS is_unfinished,
+    EXISTS (SELECT FROM superseded WHERE site = sites.name) AS has_superseded,
+    EXISTS (SELECT FROM publications WHERE site = sites.name AND state = 'failed')
+    OR EXISTS (
+        SELECT FROM publications WHERE site = sites.name AND state = 'pending' AND next_attempt_at > 0
+    ) AS has_failed
 """
 _TAKE_DUE, _TAKE_NAMED = (_TAKE.format(found=found).encode() for found in (_FIND_DUE, _FIND_NAMED))
 # Sites that have something to do beside due jobs: pulls, leases of the dead, plans and jobs in flight that
@@ -67,6 +72,15 @@ WHERE {_IS_FREE} AND (
     )
 )
 """  # noqa: S608
+# What a crash of the server loses of this is what the node holds and does not work on, and plans that are
+# resolved once more, which does no harm.
+_RELEASE = """
+WITH own AS (
+    UPDATE sites SET worker = NULL, slow = %s WHERE name = %s AND token = %s
+    AND set_config('synchronous_commit', 'off', true) = 'off' RETURNING name
+)
+DELETE FROM plans USING own WHERE site = own.name AND id = ANY(%s)
+"""
 _NEXT_DUE = f"SELECT min(due_at) - {_NOW} FROM publications WHERE state = 'pending' AND due_at > %s"  # noqa: S608
 
 
@@ -94,7 +108,8 @@ class Leases:
         """Lease the site whose job has been due for longest, or the named one. Return its row, or None.
 
         The row has in `left_by` the node that had the site and died, in `condition` the failure that keeps
-        the site's posts, and in `is_unfinished` whether a drain has left a plan or jobs in flight.
+        the site's posts, and in `is_unfinished` whether a drain has left a plan or jobs in flight;
+        `has_superseded` and `has_failed` say whether the queue need look for such rows.
         `is_steady`: dead nodes can be told from living ones.
         """
         values = self._values | {"is_steady": is_steady, "besides": list(besides), "lanes": list(lanes)}
@@ -121,12 +136,10 @@ class Leases:
             row = connection.execute(_NEXT_DUE.encode(), (since,)).fetchone()
         return math.inf if row is None or row[0] is None else max(0.0, row[0])
 
-    def release(self, site: str, token: int, *, is_slow: bool) -> None:
-        """End the lease, and choose the lane of the site's next drain. Raises DatabaseError."""
+    def release(self, site: str, token: int, *, is_slow: bool, plans: Collection[str] = ()) -> None:
+        """End the lease, delete completed plans, and choose the lane of the site's next drain.
+
+        Raises DatabaseError.
+        """
         with self._database.connection() as connection:
-            connection.execute(
-                "UPDATE sites SET worker = NULL, slow = %s WHERE name = %s AND token = %s"
-                # What a crash of the server loses is what this node holds and does not work on.
-                " AND set_config('synchronous_commit', 'off', true) = 'off'",
-                (is_slow, site, token),
-            )
+            connection.execute(_RELEASE, (is_slow, site, token, list(plans)))

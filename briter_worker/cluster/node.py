@@ -425,7 +425,8 @@ class Node:
             self._log(Reaped(site=site, worker=left_by))
         try:
             counts = self._attempt(taken)
-            self._leases.release(site, taken.token, is_slow=taken.is_slow)
+            plans = () if taken.error else taken.plans.dropped
+            self._leases.release(site, taken.token, is_slow=taken.is_slow, plans=plans)
         except UnavailableError as error:  # the lease stays: what is in flight comes first
             self._outage.begin(error)
             counts = self._fail(site)

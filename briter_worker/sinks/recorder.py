@@ -43,6 +43,8 @@ _NOT_SEEN_BY_A_PULL = frozenset(
 """Conditions that may keep a post from being pushed although the remote's commits can be fetched."""
 
 Ending = events.JobOutcome | events.Superseded | events.Cancelled | events.Quarantined | events.ConflictAhead
+_Starts = dict[tuple[str, str], dict[str, Any]]
+"""By job and slug."""
 _RECORDED = ("attempt", "duration_ms", "commit", "error", "failure", "fix", "retry_at", "superseded_by")
 """The fields of an outcome that are columns of its receipt."""
 
@@ -338,8 +340,11 @@ class HistorySink:
             return
         try:
             with self._store.transaction(self._site) as transaction:
+                starts: _Starts = {}
                 for at, event in items:
-                    self._record(transaction, at, event)
+                    self._record(transaction, at, event, starts)
+                for key, facts in starts.items():
+                    self._insert(transaction, key, facts)
                 self._write_drain(transaction, self._drain)
         except BaseException:
             self._drain = None  # what the transaction began does not exist
@@ -348,8 +353,9 @@ class HistorySink:
             self._drain = None
         self._written_at = self._clock()
 
-    def _record(self, transaction: Transaction, at: float, event: events.Event) -> None:
-        if isinstance(event, Ending) and not self._end(transaction, at, event):
+    def _record(self, transaction: Transaction, at: float, event: events.Event, starts: _Starts) -> None:
+        """Record the event. `starts` has the rows of attempts that began, inserted as they end or last."""
+        if isinstance(event, Ending) and not self._end(transaction, at, event, starts):
             return
         before, self._drain = self._drain, RunningDrain.follow(self._drain, event, at)
         if self._drain is not before:
@@ -357,21 +363,24 @@ class HistorySink:
         if isinstance(event, events.Progress):
             return
         if isinstance(event, events.JobStarted):
-            self._start(transaction, at, event)
+            self._start(transaction, at, event, starts)
         data = json.dumps(log_entry(event, at), ensure_ascii=False, separators=(",", ":"))
         transaction.execute(
             "INSERT INTO moments (site, at, event, data) VALUES (?, ?, ?, ?)",
             (self._site, at, event.name, data),
         )
 
-    def _start(self, transaction: Transaction, at: float, event: events.JobStarted) -> None:
+    def _start(self, transaction: Transaction, at: float, event: events.JobStarted, starts: _Starts) -> None:
+        key = (event.job_id, event.slug)
+        if key in starts:  # it was released, and claimed again
+            self._insert(transaction, key, starts.pop(key))
         # An attempt that its worker did not live to end.
         transaction.execute(
             "UPDATE attempts SET outcome = ?, ended = ?"
             " WHERE site = ? AND job_id = ? AND slug = ? AND outcome IS NULL",
             (INTERRUPTED, at, self._site, event.job_id, event.slug),
         )
-        facts = {
+        starts[key] = {
             "drain": self._drain and self._drain.id,
             "title": event.title,
             "author": one_line(event.author),
@@ -381,25 +390,27 @@ class HistorySink:
             "began": at,
             "dry_run": int(event.dry_run),
         }
-        self._insert(transaction, event.job_id, event.slug, facts)
 
-    def _end(self, transaction: Transaction, at: float, event: Ending) -> bool:
+    def _end(self, transaction: Transaction, at: float, event: Ending, starts: _Starts) -> bool:
         """Record the outcome. Return False if it was known: it is delivered again."""
-        facts = {"outcome": event.name, "ended": at, **self._facts_of(event)}
-        names = ", ".join(f'"{name}" = ?' for name in facts)
-        # An attempt that a dead worker left ends without a new start.
-        ended = transaction.execute(
-            f"UPDATE attempts SET {names} WHERE site = ? AND job_id = ? AND slug = ?"  # noqa: S608 - our names
-            " AND outcome IS NULL RETURNING saved_at, due_at",
-            [*facts.values(), self._site, event.job_id, event.slug],
-        ).fetchall()
-        if not ended:
+        key, facts = (event.job_id, event.slug), {"outcome": event.name, "ended": at, **self._facts_of(event)}
+        if started := starts.pop(key, None):
+            self._insert(transaction, key, started | facts)
+            ended = [(started["saved_at"], started["due_at"])]
+        else:
+            names = ", ".join(f'"{name}" = ?' for name in facts)
+            ended = transaction.execute(
+                f"UPDATE attempts SET {names} WHERE site = ? AND job_id = ? AND slug = ?"  # noqa: S608 - our names
+                " AND outcome IS NULL RETURNING saved_at, due_at",
+                [*facts.values(), self._site, *key],
+            ).fetchall()
+        if not ended:  # an attempt that a dead worker left ends without a new start
             if isinstance(event, events.Published):
                 query = 'SELECT 1 FROM attempts WHERE site = ? AND job_id = ? AND "commit" = ?'
                 values = (self._site, event.job_id, event.commit)
                 if transaction.execute(query, values).fetchone() is not None:
                     return False
-            self._insert(transaction, event.job_id, event.slug, facts)
+            self._insert(transaction, key, facts)
         if not isinstance(event, events.ConflictAhead):  # no attempt
             self._count(transaction, event, waiting_time(at, *ended[0]) if ended else None)
         return True
@@ -439,8 +450,8 @@ class HistorySink:
             (self._site, kind, event.name, int(waited is not None), waited or 0.0),
         )
 
-    def _insert(self, transaction: Transaction, job_id: str, slug: str, facts: Mapping[str, Any]) -> None:
-        row = {"site": self._site, "job_id": job_id, "slug": slug, **facts}
+    def _insert(self, transaction: Transaction, key: tuple[str, str], facts: Mapping[str, Any]) -> None:
+        row = {"site": self._site, "job_id": key[0], "slug": key[1], **facts}
         names = ", ".join(f'"{name}"' for name in row)
         marks = ", ".join("?" * len(row))
         transaction.execute(f"INSERT INTO attempts ({names}) VALUES ({marks})", [*row.values()])  # noqa: S608 - as above

@@ -169,7 +169,7 @@ def test_the_attempt_of_a_dead_worker_is_interrupted_by_the_next_one(book: Book)
 
 def test_moments_of_a_site_become_visible_in_the_order_of_their_ids(database: Database) -> None:
     """A reader who has seen a moment asks for later ids only."""
-    store = PostgresStore(database.connection)
+    store = PostgresStore(database.connection, database.transaction)
     blog, shop = (Book(lambda: store, name) for name in ("blog", "shop"))
     writer = threading.Thread(target=blog.write, args=(Cancelled(job_id="2", slug="post"),))
     with store.transaction("blog") as slow:
@@ -183,7 +183,7 @@ def test_moments_of_a_site_become_visible_in_the_order_of_their_ids(database: Da
 
 
 def test_a_database_that_is_away_costs_receipts(postgres_server: Server, database: Database) -> None:
-    book = Book(lambda: PostgresStore(database.connection))
+    book = Book(lambda: PostgresStore(database.connection, database.transaction))
     postgres_server.stop()
     try:
         book.write(start(), published())

@@ -20,6 +20,7 @@ from briter_worker.queues.postgres.rows import (
     delete,
     delete_files,
     is_covered,
+    lock_site,
     locked,
     put_back,
     run_fenced,
@@ -44,9 +45,11 @@ AND (state = 'failed' OR state = 'pending' AND next_attempt_at > 0 AND next_atte
 """
 # A retry further away than any backoff was written before the clock was set back.
 _CLAIM = f"""
-WITH due AS (
+WITH own AS (
+    SELECT name FROM sites WHERE name = %(site)s AND token = %(token)s AND NOT removed FOR NO KEY UPDATE
+), due AS (
     SELECT id FROM publications
-    WHERE site = %(site)s AND state = 'pending' AND NOT (tried AND %(dry_run)s)
+    WHERE site = (SELECT name FROM own) AND state = 'pending' AND NOT (tried AND %(dry_run)s)
     AND (due_at <= %(now)s OR scheduled_for <= %(now)s AND next_attempt_at > %(furthest)s)
     ORDER BY due_at, created_at, id LIMIT %(limit)s
 )
@@ -74,11 +77,6 @@ _OWN_SITE = "SELECT name FROM sites WHERE name = %s AND token = %s AND NOT remov
 _RECORD_PLAN = f"""
 INSERT INTO plans (id, plan, site) SELECT %s, %s, name FROM ({_OWN_SITE}) own
 """  # noqa: S608 - a constant, here and below
-# To resolve a plan once more, whose end a crash of the server loses, does no harm.
-_DROP_PLAN = f"""
-DELETE FROM plans USING ({_OWN_SITE}) own
-WHERE plans.site = own.name AND plans.id = %s AND set_config('synchronous_commit', 'off', true) = 'off'
-"""  # noqa: S608
 
 
 class PostgresQueue(PostgresControl):
@@ -98,7 +96,10 @@ class PostgresQueue(PostgresControl):
         dry_run: bool,
         limit: int = 500,
         clock: Callable[[], float] = time.time,
+        has_superseded: bool = True,
+        has_failed: bool = True,
     ) -> None:
+        """`has_superseded`, `has_failed`: False where the site is known to have no such rows."""
         super().__init__(database, site)
         self._token = token
         self._longest_delay = longest_delay
@@ -106,21 +107,28 @@ class PostgresQueue(PostgresControl):
         self._limit = limit
         """Maximum number of jobs that one drain claims at once."""
         self._clock = clock
+        self._has_superseded = has_superseded
+        self._has_failed = has_failed
 
     def claim(self, now: float) -> ClaimResult:
         """Claim the due jobs, at most `limit`, and count the attempt."""
         values = {
             "site": self._site,
+            "token": self._token,
             "now": now,
             "furthest": now + self._longest_delay,
             "dry_run": self._dry_run,
             "limit": self._limit,
         }
-        with self._locked() as connection:
+        superseded = []
+        with self._database.transaction(is_pipelined=True) as connection:
             rows = [Row.from_record(record) for record in connection.execute(_CLAIM, values)]
-            superseded = connection.execute(
-                "DELETE FROM superseded WHERE site = %s RETURNING id, job_id, slug, by_job", (self._site,)
-            ).fetchall()
+            if not rows:
+                lock_site(connection, self._site, self._token)
+            if self._has_superseded:
+                superseded = connection.execute(
+                    "DELETE FROM superseded WHERE site = %s RETURNING id, job_id, slug, by_job", (self._site,)
+                ).fetchall()
         return ClaimResult(
             tuple(self._claims(rows, now)),
             tuple(
@@ -196,6 +204,7 @@ class PostgresQueue(PostgresControl):
         return not self._settle([claim], self._clock(), counts=True, status=Status.FAILED, failure=failure)
 
     def _settle(self, claims: Sequence[Claim], now: float, *, counts: bool, **state: Any) -> list[Claim]:  # noqa: ANN401 - as `with_state`
+        self._has_failed = True
 
         def change(row: Row, claim: Claim) -> Document:
             return with_state(row.document, now, attempts=claim.attempt - (not counts), **state)
@@ -220,6 +229,8 @@ class PostgresQueue(PostgresControl):
 
     def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
         """Make dead letters of environment failures pending again, and their retries due at once."""
+        if not self._has_failed:
+            return ()
         values = {"site": self._site, "now": now, "codes": _ENVIRONMENT}
         with self._database.connection() as connection:  # as a rule there is nothing to change
             if not select(connection, _DELAYED_BY_ENVIRONMENT, values):
@@ -307,13 +318,16 @@ class PostgresPlans:
         self._site = site
         self.token = token
         self._known = known
+        self.dropped: list[str] = []
+        """Ids of plans that are complete: they are deleted as the lease ends."""
 
     def record(self, plan: Plan) -> None:
         """Store the plan durably. Raises LockLostError."""
         # In ASCII: JSON's escapes can hold paths that are not UTF-8, and Postgres's text cannot.
         text = json.dumps(plan._asdict())
         known, self._known = self.plans(), None
-        self._run(_RECORD_PLAN, (plan.id, text, self._site, self.token))
+        values = (plan.id, text, self._site, self.token)
+        run_fenced(self._database, self._site, self.token, _RECORD_PLAN, values)
         self._known = [*known, plan]
 
     def plans(self) -> Sequence[Plan]:
@@ -327,10 +341,6 @@ class PostgresPlans:
         return self._known
 
     def drop(self, plan: Plan) -> None:
-        """Delete the plan durably. Raises LockLostError."""
-        known, self._known = self.plans(), None
-        self._run(_DROP_PLAN, (self._site, self.token, plan.id))
-        self._known = [each for each in known if each.id != plan.id]
-
-    def _run(self, statement: str, values: Sequence[object]) -> None:
-        run_fenced(self._database, self._site, self.token, statement, values)
+        """Forget the plan."""
+        self.dropped.append(plan.id)
+        self._known = [each for each in self.plans() if each.id != plan.id]
