@@ -159,6 +159,10 @@ class SiteDrains:
     _known_settings: dict[str, Settings] = field(default_factory=dict)
     """By what the sites say of their own: most say the same."""
 
+    def __post_init__(self) -> None:
+        """Load what the first drain would wait for: the library of the patterns, and the patterns."""
+        self.settings.allowlist().exclusion("content")
+
     def take(
         self,
         stopping: Callable[[], bool],
