@@ -165,7 +165,8 @@ class PostgresQueue(PostgresControl):
                 if left_out:
                     delete_files(connection, int(claim.key), partial(is_covered, declared=left_out))
             connection.execute(_RECORD_PUBLISHED, {"site": self._site, "ids": ids})
-            for letter in select_saves(connection, self._site, FAILED, [claim.job.slug for claim in claims]):
+            slugs = [claim.job.slug for claim in claims] if self._has_failed else []
+            for letter in select_saves(connection, self._site, FAILED, slugs) if slugs else ():
                 published = {
                     path.rstrip("/")
                     for claim in claims
