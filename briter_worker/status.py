@@ -109,7 +109,7 @@ class SiteStatus:
             (State.FAILED, "warn", "failed"),
             (State.RETRYING, "warn", "will be retried"),
             (State.PENDING, "busy", "about to be published"),
-            (State.QUIET, "busy", "published when no further save follows"),
+            (State.QUIET, "busy", "about to be published, when no further save follows"),
         ):
             if self.jobs[state]:
                 return Headline(tone, f"{count(self.jobs[state], 'post')} {text}")

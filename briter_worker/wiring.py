@@ -360,6 +360,7 @@ def open_post_watcher(settings: Settings, emit: Callable[[events.Event], None]) 
 
     if settings.database_url:
         raise UsageError("watch needs a queue folder", "unset BRITER_DATABASE_URL; in a cluster, enqueue")
+    _check_start(settings)
     queue = open_disk_queue(settings)
 
     def save(slug: str, paths: Sequence[str]) -> None:

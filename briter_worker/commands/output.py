@@ -139,11 +139,13 @@ def write_receipts(receipts: Sequence[Receipt], now: float) -> None:
 
 
 def _changes_text(receipt: Receipt) -> str:
-    """Return how many files and lines a publication changed, and what its commit is signed with."""
+    """Return how many files and lines a publication changed, what it left out, and its signature."""
     number = receipt.files_changed
     text = f"{number} file{'s' if number > 1 else ''}" if number else ""
     if counted := [each for each in receipt.changes if each.added is not None]:
         text += f", +{sum(each.added or 0 for each in counted)} -{sum(each.removed or 0 for each in counted)}"
+    if number := len(receipt.rejected_paths):
+        text += f", without {number} path{'s' if number > 1 else ''} that may not be published"
     return text + (f", signed with {receipt.signed_with}" if receipt.signed_with else "")
 
 

@@ -54,6 +54,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield attempt("ownership", repository.check_owner, "git trusts the repository's owner")
     yield attempt("branch", repository.check_branch, f"{repository.branch} is checked out")
     yield attempt("unfinished", repository.check_under_way, "no merge or rebase is under way")
+    yield attempt("index", lambda: repository.git.run("ls-files", "--unmerged"), "the index can be read")
     for path in repository.locks.find():
         yield warning(
             "locks",

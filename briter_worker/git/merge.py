@@ -266,8 +266,9 @@ class Conflicts:
             if branch and parent != merge.tip:  # else git would see no conflict, and drop theirs
                 remote, main = self._repository.remote, self._repository.branch
                 fix = (
-                    f"{fix}; or merge both: git fetch {remote} && git switch {main} && git merge --ff-only "
-                    f"{remote}/{main} && git merge {shlex.quote(f'{remote}/{branch}')}; resolve and commit; "
+                    f"{fix}; or merge both, in another clone: git fetch {remote} && git switch {main} && "
+                    f"git merge --ff-only {remote}/{main} && "
+                    f"git merge {shlex.quote(f'{remote}/{branch}')}; resolve and commit; "
                     f"git push {remote} {main}, then retry the post"
                 )
         return item.outcome(Result.FAILED, failure=Failure(FailureCode.CONFLICT, message, fix))

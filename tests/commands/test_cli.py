@@ -95,8 +95,9 @@ def test_no_module_of_the_site_is_loaded(site: Site) -> None:
     assert site.remote_file(POST) == "# Hello\n"
 
 
-def test_run_in_a_folder_that_is_no_repository_exits_2(site: Site, tmp_path: Path) -> None:
-    result = site.run_once(BRITER_GIT_WORKTREE=str(tmp_path / "elsewhere"))
+@pytest.mark.parametrize("command", ["run --once", "watch"])
+def test_run_in_a_folder_that_is_no_repository_exits_2(site: Site, tmp_path: Path, command: str) -> None:
+    result = site.command(*command.split(), BRITER_GIT_WORKTREE=str(tmp_path / "elsewhere"))
     assert (result.returncode, result.stdout) == (2, "")
     assert "Fix: clone the site there" in error_of(result)
 

@@ -69,7 +69,7 @@ def test_a_healthy_site_has_no_finding_to_mend(site: Site) -> None:
     assert {finding["check"] for finding in findings(result)} == {
         *("configuration", "dry-run", "queue", "quarantine", "storage", "lock", "disk"),
         *("dead-letters", "unreadable-files", "worker", "worktree", "git", "state", "ownership", "branch"),
-        *("unfinished", "repository", "accounts", "folders", "storage-place", "remote"),
+        *("unfinished", "index", "repository", "accounts", "folders", "storage-place", "remote"),
         *("plugins",),
     }
 
@@ -117,6 +117,11 @@ FAULTS: dict[str, tuple[Callable[[Site], object], str, str]] = {
     "detached": (detach, "branch", "git switch main"),
     "another branch": (git("switch", "--quiet", "--create", "draft"), "branch", "git switch main"),
     "unborn": (unborn, "branch", "commit and push once"),
+    "corrupt index": (
+        lambda site: (site.worktree / ".git" / "index").write_bytes(b"x" * 200),
+        "index",
+        "rm .git/index && git reset",
+    ),
     "merging": (git("update-ref", "MERGE_HEAD", "HEAD"), "unfinished", "git merge --abort"),
     "remote renamed": (git("remote", "rename", "origin", "upstream"), "remote", "git remote add origin"),
     "remote gone": (lambda site: shutil.rmtree(site.remote), "remote", "git remote -v"),

@@ -287,7 +287,10 @@ def test_the_documented_fix_of_a_conflict_holds(site: Site, other: Path, *, dele
         assert site.run_once().of("dead-lettered")
         assert conflict_branches(site) == ["conflict/welcome"]
 
-    told = re.search(r"merge both: (.*?); resolve and commit; (.*?), then retry", site.job("welcome")["fix"])
+    told = re.search(
+        r"merge both, in another clone: (.*?); resolve and commit; (.*?), then retry",
+        site.job("welcome")["fix"],
+    )
     assert told
     for key, value in (("name", "A Person"), ("email", "person@example.org")):
         site.git("config", f"user.{key}", value, cwd=other)
