@@ -161,6 +161,10 @@ class Author(BaseModel):
     email: Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x20\x7f<>]+$")]
 
 
+def _workers(default: object, description: str, **more: Any) -> Any:  # noqa: ANN401 - as Field
+    return Field(default, description=f"{description} Written by the worker.", **more)
+
+
 class Job(BaseModel):
     """A job file: one post to publish."""
 
@@ -199,34 +203,20 @@ class Job(BaseModel):
     webhook: Annotated[
         str | None, BeforeValidator(_address), WithJsonSchema({"type": "string", "format": "uri"})
     ] = Field(None, description="An https address, notified when this job is published or dead-lettered.")
-    status: Status = Field(Status.PENDING, strict=False, description="Written by the worker.")
-    attempts: Annotated[int, Field(ge=0, lt=2**53)] = Field(
-        0,
-        validation_alias=AliasChoices("attempts", "attempt"),
-        description="Attempts made so far. Written by the worker.",
+    status: Status = _workers(Status.PENDING, "`pending` or `failed`.", strict=False)
+    attempts: Annotated[int, Field(ge=0, lt=2**53)] = _workers(
+        0, "Attempts made so far.", validation_alias=AliasChoices("attempts", "attempt")
     )
-    next_attempt_at: _Seconds | None = Field(
-        None, description="A retry waits until then. Written by the worker."
-    )
-    last_error: str | None = Field(
-        None, description="One line for a person: what happened. Written by the worker."
-    )
-    failure: str | None = Field(
-        None, description="The failure code, from a closed set. Written by the worker."
-    )
-    fix: str | None = Field(None, description="A command or an action that helps. Written by the worker.")
-    updated_at: _Seconds = Field(math.inf, description="The last change of state. Written by the worker.")
-    dry_run_at: _Seconds | None = Field(
-        None, description="When a dry run last built the commit. Written by the worker."
-    )
-    first_saved_at: _Seconds | None = Field(
-        None, description="The first unpublished save of the post. Written by the worker."
-    )
-    quiet_until: _Seconds | None = Field(
-        None, description="The end of the post's quiet time. Written by the worker."
-    )
-    co_authors: Annotated[tuple[Author, ...], Field(max_length=MAX_CO_AUTHORS)] = Field(
-        (), strict=False, description="The authors of superseded saves. Written by the worker."
+    next_attempt_at: _Seconds | None = _workers(None, "A retry waits until then.")
+    last_error: str | None = _workers(None, "One line for a person: what happened.")
+    failure: str | None = _workers(None, "The failure code, from a closed set.")
+    fix: str | None = _workers(None, "A command or an action that helps.")
+    updated_at: _Seconds = _workers(math.inf, "The last change of state.")
+    dry_run_at: _Seconds | None = _workers(None, "When a dry run last built the commit.")
+    first_saved_at: _Seconds | None = _workers(None, "The first unpublished save of the post.")
+    quiet_until: _Seconds | None = _workers(None, "The end of the post's quiet time.")
+    co_authors: Annotated[tuple[Author, ...], Field(max_length=MAX_CO_AUTHORS)] = _workers(
+        (), "The authors of superseded saves.", strict=False
     )
 
     @classmethod

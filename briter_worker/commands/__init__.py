@@ -16,6 +16,7 @@ import typer
 import typer.main
 
 from briter_worker.errors import FixableError, UsageError, describe, one_line, quote_fix
+from briter_worker.events import Event, Warned
 from briter_worker.settings import Settings, load_settings
 from briter_worker.wiring import open_database
 
@@ -137,6 +138,12 @@ def read_cluster(command: str) -> Settings:
             "set BRITER_DATABASE_URL, such as postgresql://db.example.org/briter",
         )
     return settings
+
+
+def warn(event: Event) -> None:
+    """Print what a command has to warn of; its other events are in the history."""
+    if isinstance(event, Warned):
+        report(event.error, event.fix)
 
 
 def user_name() -> str:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from briter_worker import doctor as checks
-from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site, report
+from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site, report, warn
 from briter_worker.errors import FixableError, UsageError, one_line
-from briter_worker.events import Event, SiteUpdated, Warned
+from briter_worker.events import Event, SiteUpdated
 from briter_worker.git.pull import pull as pull_branch
 from briter_worker.job import job_schema
 from briter_worker.plugins import Plugins
@@ -102,9 +102,8 @@ def pull(
     updated: list[str] = []
 
     def log(event: Event) -> None:
-        if isinstance(event, Warned):
-            report(event.error, event.fix)
-        elif isinstance(event, SiteUpdated):
+        warn(event)
+        if isinstance(event, SiteUpdated):
             updated.extend(event.paths)
 
     with closing(open_git(settings)) as git, closing(open_sinks(settings, log)) as emit:

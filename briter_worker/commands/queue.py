@@ -14,9 +14,8 @@ import typer
 from briter_worker import client
 from briter_worker.actions import show_difference, steer, undo_post
 from briter_worker.allowlist import PathRefusedError
-from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, report, user_name, write
+from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, report, user_name, warn, write
 from briter_worker.errors import DeclinedError, UsageError, many_lines, one_line
-from briter_worker.events import Event, Warned
 from briter_worker.status import job_to_json, post_to_json, read_status
 from briter_worker.wiring import open_history, open_postgres_queue, open_queue
 
@@ -349,18 +348,13 @@ def undo(
 ) -> None:
     """Publish an earlier version of a post again. Changes nothing if the CMS has changed its files since."""
     settings = read_site(site)
-    job_id = undo_post(settings, slug, user_name(), _report_warning, to=to, message=message)
+    job_id = undo_post(settings, slug, user_name(), warn, to=to, message=message)
     text = f"the earlier version of {one_line(slug)} is queued as job {job_id}"
     output.answer({"id": job_id, "slug": slug}, text, as_json=as_json)
 
 
 def _steer(settings: Settings, action: str, change: Callable[[SiteQueue, float], T]) -> T:
-    return steer(settings, action, user_name(), _report_warning, change)
-
-
-def _report_warning(event: Event) -> None:
-    if isinstance(event, Warned):
-        report(event.error, event.fix)
+    return steer(settings, action, user_name(), warn, change)
 
 
 # --- pause, resume
