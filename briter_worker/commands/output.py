@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from briter_worker.status import SiteStatus
 
 _EMPTY = "-"
+_STYLES = {
+    **dict.fromkeys(("failed", "dead-lettered", "nopaths"), "red"),
+    **dict.fromkeys(("published", "claimed"), "green"),
+    **dict.fromkeys(("pending", "quiet", "tried"), "cyan"),
+    "retrying": "yellow",
+    "scheduled": "blue",
+}
+"""By state of a job, and by outcome of an attempt."""
+_WIDE_COLUMNS = 100
+"""Width of a terminal with room for job ids. Every command takes the slug, too."""
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 _PHASES = {
     "stage": "reading files",
@@ -66,16 +76,21 @@ def write_rows(
         write(empty)
         return
     from rich.console import Console  # noqa: PLC0415 - a worker prints no table
-    from rich.table import Column, Table  # noqa: PLC0415 - as above
+    from rich.table import Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415 - as above
 
-    columns = (Column(heading, overflow="fold") for heading in headings or ["" for _ in lines[0]])
-    table = Table(*columns, box=None, show_header=bool(headings), pad_edge=False)
+    console, names = Console(), headings or ["" for _ in lines[0]]
+    shown = [i for i, name in enumerate(names) if name != "Job" or console.width >= _WIDE_COLUMNS]
+    table = Table(box=None, show_header=bool(headings), header_style="bold", pad_edge=False)
+    for name in (names[i] for i in shown):
+        table.add_column(name, no_wrap=name not in {"Post", "Job", "Site", names[-1]}, overflow="fold")
+    styles = _STYLES if headings else {}
     for line in lines:
         fix = line.pop() if has_fix else ""
         said = quote_fix(line.pop()) or _EMPTY
-        table.add_row(*map(Text, [*line, f"{said}\nFix: {fix}" if fix else said]))
-    Console().print(table)
+        line.append(f"{said}\nFix: {fix}" if fix else said)
+        table.add_row(*(Text(line[i], styles.get(line[i].partition(" ")[0], "")) for i in shown))
+    console.print(table)
 
 
 def _when(seconds: float | None, now: float) -> str:

@@ -13,7 +13,7 @@ import typer
 
 from briter_worker import client
 from briter_worker.actions import show_difference, steer, undo_post
-from briter_worker.allowlist import PathRefusedError
+from briter_worker.allowlist import PathRefusedError, is_inside
 from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, report, user_name, warn, write
 from briter_worker.errors import DeclinedError, UsageError, many_lines, one_line
 from briter_worker.status import job_to_json, post_to_json, read_status
@@ -43,7 +43,7 @@ Span = Annotated[str | None, typer.Option("--for", metavar="SPAN", help="Duratio
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason shown in list, status and the dashboard.")]
 Paths = Annotated[
     list[str],
-    typer.Argument(metavar="PATH...", help="Files and folders, relative to the repository."),
+    typer.Argument(metavar="PATH...", help="Files and folders, relative to the repository or absolute."),
 ]
 At = Annotated[
     str | None, typer.Option(metavar="ISO", help="Time to publish, as 2026-01-31T09:00:00Z. [default: now]")
@@ -80,6 +80,7 @@ def enqueue(
             "omit --root, or set BRITER_DATABASE_URL or BRITER_GIT_WORKTREE",
         )
     folder = settings.git_worktree if root is None else Path(root).absolute()
+    paths = [_relative(path, folder) for path in paths]
     try:
         document = client.compose(slug, paths, message=message, at=at, author=author)
         _check_paths(settings, paths, folder, force=force)
@@ -96,6 +97,13 @@ def enqueue(
     except ValueError as error:
         raise UsageError(str(error), getattr(error, "fix", "")) from None
     output.answer(job, f"{one_line(slug)} is queued as job {job['id']}", as_json=as_json)
+
+
+def _relative(path: str, folder: Path) -> str:
+    """Return an absolute path inside the site as jobs declare it, and any other path as it is."""
+    roots = (str(folder), os.path.realpath(folder))
+    root = next((root for root in roots if path.startswith("/") and is_inside(root, path)), None)
+    return path if root is None else path[len(root) :].lstrip("/")
 
 
 def _check_paths(settings: Settings, paths: Sequence[str], folder: Path, *, force: bool) -> None:

@@ -400,7 +400,7 @@ def test_a_reader_that_has_had_enough_is_no_failure(site: Site, tmp_path: Path) 
     assert (short.returncode, short.stderr) == (0, "")
 
 
-# At a terminal: tables
+# At a terminal: tables and colour
 
 
 _REPLACED = re.compile(r"[^\n]*\r\x1b\[K")
@@ -438,15 +438,17 @@ def at_a_terminal(site: Site, *arguments: str, **env: str) -> str:
     return _REPLACED.sub("", at_terminal(["-m", "briter_worker", *arguments], site.environment(**env)))
 
 
-def test_the_list_is_a_table(site: Site) -> None:
+def test_the_list_is_a_table_in_colour(site: Site) -> None:
     site.save("secret", [".env"])
     site.run_once()
     site.save("late", [POST], scheduledFor="2099-01-01")
     shown = at_a_terminal(site, "list")
+    assert "\x1b[31mfailed" in shown
     heading, *rows = _STYLE.sub("", shown).splitlines()
     assert heading.split() == ["State", "Post", "Job", "When", "Tries", "What", "happened"]
     assert rows[0].split()[:4] == ["scheduled", "late", site.job("late")["id"], "in"]
     assert rows[1].split()[:2] == ["failed", "secret"]
+    assert "\x1b[31m" not in at_a_terminal(site, "list", NO_COLOR="1")
 
 
 def test_every_command_can_speak_to_a_person(site: Site) -> None:
