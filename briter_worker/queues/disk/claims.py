@@ -207,10 +207,11 @@ class ClaimFolder:
         try:
             self.claimed.link(source, self.root, name)
         except FileExistsError:
-            if not os.path.samestat(self.claimed.stat(source), self.root.stat(name)):
-                self._keep_id(source, name)
-                self.claimed.link(source, self.root, unused_name())
-            # else a crash came between the link and the removal
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                if os.path.samestat(self.claimed.stat(source), self.root.stat(name)):
+                    return  # a crash came between the link and the removal
+            self._keep_id(source, name)
+            self.claimed.link(source, self.root, unused_name())
 
     def _keep_id(self, name: str, original: str) -> None:
         """Write the id of a job whose id is its file's name into the file, before the name changes."""
