@@ -94,10 +94,11 @@ def test_a_malformed_job_names_the_key_and_what_is_expected(change: dict[str, An
 
 
 @pytest.mark.parametrize("value", ["x" * 60_000, f"https://u:{'x' * 80}@h"], ids=["long", "half a secret"])
-def test_a_long_bad_value_is_named_by_its_length(value: str) -> None:
+def test_of_a_long_bad_value_no_part_of_a_secret_is_shown(value: str) -> None:
     with pytest.raises(MalformedJobError) as refused:
         parse({**LEAST, "createdAt": value})
-    assert refused.value.reason.startswith(f"createdAt: '…' ({len(value)} characters)")
+    assert refused.value.reason.startswith("createdAt: '")
+    assert "xxx" not in refused.value.reason
 
 
 def test_a_written_file_has_nothing_that_a_terminal_obeys_or_an_editor_hides() -> None:
