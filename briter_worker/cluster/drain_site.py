@@ -356,7 +356,7 @@ def note_unknown(plans: PostgresPlans, bases: PostgresBases, commits: Sequence[R
         known = {commit for plan in plans.plans() for commit in plan.commits.values()}
         known |= bases.conflict_commits()
         unknown = [each for each in own if each.sha not in known]
-        if found := {path: (each.sha, blob) for each in unknown for path, (_, blob) in each.blobs.items()}:
+        if found := {path: (each.sha, blob) for each in unknown for path, blob in each.blobs.items()}:
             bases.outdate(found, own[-1].sha)
 
 

@@ -11,7 +11,7 @@ import json
 import shlex
 import stat
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from enum import Enum, auto
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -62,32 +62,26 @@ class MirrorState:
     """The versions that files started from, where the branch has another one."""
 
 
+@dataclass(eq=False, repr=False)
 class Checkout:
     """The CMS's clone, which follows the remote when it can."""
 
-    def __init__(
-        self,
-        repository: Repository,
-        warn: Callable[[str, str], None],
-        *,
-        is_cms_path: Callable[[str], bool] = lambda _path: True,
-        updated: Callable[[str, Sequence[str]], None] = lambda _tip, _paths: None,
-    ) -> None:
-        """Call `updated` with the commit and the files of the site that were written from it.
+    repository: Repository
+    warn: Callable[[str, str], None]
+    """Called once per reason for being late, with the fix."""
+    _: KW_ONLY
+    is_cms_path: Callable[[str], bool] = lambda _path: True
+    """Other files are a user's: while one is edited that changed on the remote, the mirror waits."""
+    updated: Callable[[str, Sequence[str]], None] = lambda _tip, _paths: None
+    """Called with the commit and the files of the site that were written from it."""
+    late_reason: str = field(default="", init=False)
+    """The reason why the last sync was delayed; empty if it was not."""
+    is_blocked: bool = field(default=False, init=False)
+    """The last sync waits for a user's local changes."""
 
-        Warn once per reason for being late, with the fix. Files that are not the CMS's are a user's: while
-        one is edited that changed on the remote, the mirror waits.
-        """
-        self.repository = repository
-        self.is_cms_path = is_cms_path
-        self.updated = updated
-        self.late_reason = ""
-        """The reason why the last sync was delayed; empty if it was not."""
-        self.is_blocked = False
-        """The last sync waits for a user's local changes."""
-        self.git = repository.git
-        self._state_ref = f"{repository.own_refs}/mirror"
-        self._warn = warn
+    def __post_init__(self) -> None:
+        self.git = self.repository.git
+        self._state_ref = f"{self.repository.own_refs}/mirror"
         self._warned: set[str] = set()
 
     def find_conflicts(self, tip: str, bases: Mapping[str, str | None]) -> None:
@@ -226,7 +220,7 @@ class Checkout:
     def _warn_once(self, text: str, error: PublishError | OSError) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            self._warn(text, describe(error)[1])
+            self.warn(text, describe(error)[1])
 
 
 class _Action(Enum):

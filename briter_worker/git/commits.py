@@ -64,13 +64,12 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class RemoteCommit:
-    """A commit on the remote, and the blobs of each path before and after it."""
+    """A commit on the remote, and what it made of each path that it changed."""
 
     sha: str
     is_own: bool
     """The worker is the committer."""
-    message: bytes
-    blobs: dict[str, tuple[str | None, str | None]]
+    blobs: dict[str, str | None]
 
 
 def write_commits(
@@ -175,14 +174,14 @@ def read_commits(git: Git, since: str, tip: str, identity: Person) -> list[Remot
     """Return the commits between `since` and `tip`, oldest first. The worker's are those of `identity`."""
     log = git.fields(
         *("log", "--reverse", "--topo-order", "--no-merges", "--raw", "-z", "--no-renames", "--no-abbrev"),
-        *("--encoding=UTF-8", f"--format={COMMIT_MARK}%H%n%cn <%ce>%n%B", f"{since}..{tip}", "--"),
+        *("--encoding=UTF-8", f"--format={COMMIT_MARK}%H%n%cn <%ce>", f"{since}..{tip}", "--"),
     )
     found: dict[str, RemoteCommit] = {}
-    for text, path, old, new in read_raw(log):
-        sha, committer, message = text.split("\n", 2)
+    for text, path, _, new in read_raw(log):
+        sha, committer = text.split("\n")
         is_own = committer in (str(identity), str(identity.plain()))
-        commit = RemoteCommit(sha, is_own, os.fsencode(message).strip(), {})
-        found.setdefault(sha, commit).blobs[path] = blob_of(old), blob_of(new)
+        commit = RemoteCommit(sha, is_own, {})
+        found.setdefault(sha, commit).blobs[path] = blob_of(new)
     return [*found.values()]
 
 

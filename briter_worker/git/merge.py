@@ -88,6 +88,18 @@ class Item(NamedTuple):
         rejected = (*self.staged.rejected, *self.staged.missing)
         return Outcome(self.claim.key, result, commit, failure, rejected_paths=rejected)
 
+    def unchanged(self) -> Outcome:
+        """Return the outcome of a claim that changes nothing on the remote."""
+        if not self.staged.withheld:
+            return self.outcome(Result.UNCHANGED)
+        path, until = min(self.staged.withheld.items(), key=lambda each: each[1])
+        text, fix = f"a job that cannot be read declares {path}", "save its post again, or cancel the job"
+        if until:
+            text = f"{path} belongs to a scheduled post and is not published before its time"
+            fix = "publish the scheduled post now, or cancel it"
+        failure = Failure(FailureCode.UNSETTLED, text, fix)
+        return self.outcome(Result.FAILED, failure=failure)._replace(retry_at=until)
+
 
 class Merge:
     """Places claims on one commit's tree, one after another."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from briter_worker.allowlist import is_inside, normalized
-from briter_worker.errors import Failure, FailureCode, LockLostError, PublishError, UnavailableError, describe
+from briter_worker.errors import FailureCode, LockLostError, PublishError, UnavailableError, describe
 from briter_worker.events import FileChange
 from briter_worker.git.commits import (
     Commit,
@@ -53,31 +53,6 @@ class Tip(NamedTuple):
     """The remote's tip as last seen; None if the remote has no branch yet."""
     first: str
     """The tip of this publication's first try: a version that its author does not name is of that."""
-    own_commits: tuple[RemoteCommit, ...] = ()
-    """Commits of the worker's that turned out to be on the remote: pushes whose answers were lost."""
-
-    def advance(self, edit: Edit) -> Edit:
-        """Return the edit, of what the worker's own commits have made of its base."""
-        for own in self.own_commits:
-            if edit.base and own.blobs.get(edit.path, ("",))[0] == edit.base.blob:
-                edit = replace(edit, base=Base(own.blobs[edit.path][1]))
-        return edit
-
-    def unchanged(self, item: Item) -> Outcome:
-        """Return the outcome of a claim that changes nothing here."""
-        if item.staged.withheld:
-            path, until = min(item.staged.withheld.items(), key=lambda each: each[1])
-            text, fix = f"a job that cannot be read declares {path}", "save its post again, or cancel the job"
-            if until:
-                text = f"{path} belongs to a scheduled post and is not published before its time"
-                fix = "publish the scheduled post now, or cancel it"
-            failure = Failure(FailureCode.UNSETTLED, text, fix)
-            return item.outcome(Result.FAILED, failure=failure)._replace(retry_at=until)
-        message = item.claim.job.full_message.encode().strip()
-        for own in reversed(self.own_commits):
-            if own.message == message and not own.blobs.keys().isdisjoint(item.blobs):
-                return item.outcome(Result.PUBLISHED, commit=own.sha)
-        return item.outcome(Result.UNCHANGED)
 
 
 class _Built(NamedTuple):
@@ -194,8 +169,8 @@ class GitPublisher:
                 if seen and pushed and seen != pushed and repository.is_ancestor(seen, pushed):
                     # Git could not move the ref after the push: it was locked, or the disk failed.
                     repository.update_refs((repository.tracking_ref, pushed, seen))
+            self._unlanded.drop_before(now - _UNLANDED_S)
             if repository.git.worktree is not None:  # a cluster's clone is thrown away instead
-                self._unlanded.drop_before(now - _UNLANDED_S)
                 repository.tidy(now, keep=[self._batch_ref(plan) for plan in self.plans.plans()])
 
     # Before the push
@@ -227,10 +202,8 @@ class GitPublisher:
             repository.update_refs((repository.pushed_ref, fetched, None))
             return Tip(fetched, fetched, fetched)
         # The ref moves with the batch: if this push fails, the next one has to find the same commits.
-        commits = read_commits(repository.git, since.commit, fetched, self.identity)
-        self.note_moved(commits, fetched)
-        own = (each for each in commits if each.is_own)
-        return Tip(fetched, fetched, since.first, (*since.own_commits, *own))
+        self.note_moved(read_commits(repository.git, since.commit, fetched, self.identity), fetched)
+        return Tip(fetched, fetched, since.first)
 
     def _read(
         self,
@@ -247,7 +220,8 @@ class GitPublisher:
         staged = self.copies.stage(claims, tip=tip.commit, scheduled=held)
         paths = {path for each in staged.values() for path in each.changes}
         bases = self.copies.bases(paths, tip.commit) if paths else {}
-        if tip.commit != tip.first:  # a job may delete what only the new tip has
+        if tip.commit not in (tip.first, self._repository.ref(self._repository.branch_ref)):
+            # What comes without a base is of the first tip; but a job may delete what only the new one has.
             entries = self._repository.entries(tip.first, paths)
             saved = {path for each in staged.values() for path, file in each.changes.items() if file}
             bases = {path: Base.of(entries.get(path)) for path in saved | entries.keys()} | dict(bases)
@@ -258,8 +232,8 @@ class GitPublisher:
         for claim in claims:
             files = staged[claim.key].changes
             edits = (Edit(path, file, bases.get(path)) for path, file in files.items())
-            rebased = (tip.advance(self._conflicts.rebase(edit, claim)) for edit in edits)
-            item = Item(claim, staged[claim.key], tuple(rebased))
+            rebased = tuple(self._conflicts.rebase(edit, claim) for edit in edits)
+            item = Item(claim, staged[claim.key], rebased)
             changes = [Change(path, file.mode if file else "", blob_of(file)) for path, file in files.items()]
             released = item.outcome(Result.RELEASED)
             if failure := item.staged.failure:
@@ -353,8 +327,7 @@ class GitPublisher:
         if there is None and plan.base is not None:
             raise repository.no_branch_error()
         if there in (None, plan.base):
-            if repository.git.worktree is not None:  # what a cluster submitted does not change
-                self._unlanded.record(plan)
+            self._unlanded.record(plan)
             return None
         if there == plan.tip and repository.ref(self._batch_ref(plan)) == plan.tip:
             return plan.tip
@@ -373,18 +346,20 @@ class GitPublisher:
         ]
         commits = ((item, built.plan.commits.get(item.claim.key)) for item in items)
         outcomes += [item.outcome(Result.PUBLISHED, commit=commit) for item, commit in commits if commit]
-        outcomes += [tip.unchanged(item) for item in built.unchanged]
+        outcomes += [item.unchanged() for item in built.unchanged]
         if built.plan.commits and self._repository.git.worktree:  # while the local branch follows
             self._repository.git.begin(*COUNT_LINES, tip.commit, built.plan.tip)
         self._follow(built.plan, landed)
         return self._described(outcomes, built.plan, tip.commit)
 
     def _settle_late(self, claims: Sequence[Claim], tip: Tip) -> Mapping[str, Outcome]:
-        """Return the outcomes of claims that an earlier push has published after all, by their keys."""
+        """Follow pushes that have landed late; return the outcomes of the claims that they have published."""
+        is_ancestor, seen = self._repository.is_ancestor, self._repository.ref(self._repository.pushed_ref)
         outcomes: dict[str, Outcome] = {}
         for plan in self._unlanded.plans():
             keys = plan.commits.keys() & {claim.key for claim in claims}
-            if keys and self._repository.is_ancestor(plan.tip, tip.commit):
+            is_new = seen is None or not is_ancestor(plan.tip, seen)
+            if (keys or is_new) and is_ancestor(plan.tip, tip.commit):
                 outcomes |= {each.key: each for each in self._settle_landed(plan, tip.commit, keys)}
         return outcomes
 
