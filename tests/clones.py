@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from postgres import add_site
 from queue_backends import LONGEST_DELAY, NOW, store
 from sites import Site, write_files
 
 from briter_worker.allowlist import Allowlist
+from briter_worker.cluster.leases import Leases
 from briter_worker.git.clone import open_clone
 from briter_worker.git.commits import Person
 from briter_worker.git.payloads import SubmittedCopies
@@ -20,6 +21,7 @@ from briter_worker.ports import Payload
 from briter_worker.queues.postgres.payloads import PayloadSource, PostgresBases
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 from briter_worker.queues.postgres.rows import take_site
+from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -150,7 +152,8 @@ class Cluster:
         by_key = {claim.key: claim for claim in claims}
         found: dict[str, Outcome] = {}
         with self.opened(node) as repository:
-            for outcomes in self.publisher(repository, token).publish(
+            publisher = self.publisher(repository, token)
+            for outcomes in publisher.publish(
                 claims,
                 scheduled=lambda: scheduled or {},
                 check=lambda _key, _changes: None,
@@ -162,13 +165,24 @@ class Cluster:
                     break
                 done = [by_key[outcome.key] for outcome in outcomes if outcome.failure is None]
                 queue.acknowledge(done, {})
+            else:
+                self.release(publisher, token)
         return found
 
     def resolve(self, node: str = "one") -> int:
         """Look what landed of the recorded plans; return the number of its jobs."""
         with self.opened(node) as repository:
-            publisher = self.publisher(repository, self.take())
-            return sum(len(outcomes) for outcomes in publisher.resolve())
+            token = self.take()
+            publisher = self.publisher(repository, token)
+            number = sum(len(outcomes) for outcomes in publisher.resolve())
+            self.release(publisher, token)
+        return number
+
+    def release(self, publisher: GitPublisher, token: int) -> None:
+        """The worker leaves the site, which deletes what it has resolved."""
+        plans = cast("PostgresPlans", publisher.plans).dropped
+        settings = load_settings({"BRITER_APP_ROOT": str(self.root)})
+        Leases(self.database, "worker", settings).release("site", token, is_slow=False, plans=plans)
 
 
 def made(root: Path, database: Database, files: Mapping[str, str | None]) -> Cluster:

@@ -218,7 +218,7 @@ class Index:
             self._is_record_old = False
 
     def _read_record(self) -> str:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             return self.record.read_text("ascii") if self.record is not None else ""
         return ""
 
