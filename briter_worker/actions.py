@@ -125,7 +125,7 @@ def steer(
         from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
 
         with suppress(OSError):  # the nodes look for due jobs themselves, a little later
-            sites.wake(wiring.open_database(settings), [settings.site])
+            sites.wake(wiring.open_database(settings))
     return done
 
 

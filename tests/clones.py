@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from postgres import add_site
-from queue_backends import LONGEST_DELAY, NOW, store
+from queue_backends import LONGEST_DELAY, NOW, store, take_site
 from sites import Site, write_files
 
 from briter_worker.allowlist import Allowlist
@@ -20,7 +20,6 @@ from briter_worker.git.staging import Staging
 from briter_worker.ports import Payload
 from briter_worker.queues.postgres.payloads import PayloadSource, PostgresBases
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
-from briter_worker.queues.postgres.rows import take_site
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class Cluster:
 
     def take(self) -> int:
         """A worker takes the site; return its fencing token."""
-        return int(take_site(self.database, "site", "worker")["token"])
+        return int(take_site(self.database)["token"])
 
     def plans(self, token: int) -> PostgresPlans:
         return PostgresPlans(self.database, "site", token=token)

@@ -7,11 +7,12 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from psycopg.rows import dict_row
+
 from briter_worker.job import NO_QUIET_TIME, State, format_time
 from briter_worker.queues.disk.queue import DiskQueue
 from briter_worker.queues.postgres.payloads import submit
 from briter_worker.queues.postgres.queue import PostgresQueue
-from briter_worker.queues.postgres.rows import take_site
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,7 +147,7 @@ def take_queue(
     return PostgresQueue(
         database,
         site,
-        token=take_site(database, site, "worker")["token"],
+        token=take_site(database, site)["token"],
         longest_delay=LONGEST_DELAY,
         dry_run=dry_run,
         limit=limit,
@@ -171,3 +172,16 @@ def store(
     """Submit a job in a transaction of its own; return its id."""
     with database.transaction() as connection:
         return submit(connection, site, document, source, now=now, quiet=quiet).id
+
+
+def take_site(database: Database, name: str = "site") -> dict[str, Any]:
+    """A worker takes the site's next fencing token; the site's row."""
+    command = (
+        "UPDATE sites SET token = token + 1, worker = 'worker',"
+        " taken_at = extract(epoch FROM clock_timestamp()) WHERE name = %s RETURNING *"
+    )
+    with database.connection() as connection:
+        row = connection.cursor(row_factory=dict_row).execute(command, (name,)).fetchone()
+    assert row is not None
+    database.set_clock(row["taken_at"])
+    return row

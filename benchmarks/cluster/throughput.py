@@ -114,7 +114,7 @@ class _Ours:
             with database.connection() as connection:
                 connection.execute(b"UPDATE sites SET paused = NULL")
             began = time.perf_counter()
-            wake(database, self._sites)
+            wake(database)
             return len(self._sites) * posts / (wait_until(self._cluster.is_drained, 0.02) - began)
 
     def save_when_idle(self, remotes: Path, count: int) -> list[float]:
@@ -124,7 +124,7 @@ class _Ours:
             for _ in range(count + 1):
                 before, began = tip(remotes / f"{site}.git"), time.perf_counter()
                 self._cluster.save(site, 1)
-                wake(self._cluster.database, [site])
+                wake(self._cluster.database)
                 taken.append(1000 * (wait_until_moved(remotes / f"{site}.git", before) - began))
                 wait_until(self._cluster.is_drained)
                 time.sleep(_REST_S / 5)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from psycopg.rows import dict_row
+
 from briter_worker.cluster.health import Health, host_of
 from briter_worker.cluster.sites import Site, all_sites, open_site_clone, settings_of, wake
 from briter_worker.drain import Counts, Drain
@@ -24,7 +26,7 @@ from briter_worker.plugins import Plugins
 from briter_worker.ports import ClaimResult, Pause
 from briter_worker.queues.postgres.payloads import PostgresBases
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
-from briter_worker.queues.postgres.rows import decode_path, take_site
+from briter_worker.queues.postgres.rows import decode_path
 from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, retire
 from briter_worker.sinks.store import PostgresStore
 from briter_worker.wiring import open_backoff, open_sender, open_webhooks, progress_by, target_of, warn_by
@@ -43,11 +45,9 @@ if TYPE_CHECKING:
     from briter_worker.sinks.metrics import MetricsSink
     from briter_worker.sinks.recorder import Sink
 
-_RESTORED = "db restored"
 _CRAWL_S = 5.0
-"""A drain crawls that takes longer than this, and"""
 _CRAWL_PER_JOB_S = 0.1
-"""so much more for each job."""
+"""A drain crawls that takes longer than the first, and the second for each job."""
 _MAX_SETTINGS = 10_000
 _OUTDATED = """
 SELECT p.site, p.job_id, p.slug, f.path, o.outdated_by
@@ -318,7 +318,7 @@ class SiteDrains:
         allowlist = settings.allowlist(more=plugins.allowed_paths)
         staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
         bases = PostgresBases(self.database, site.name, token=plans.token)
-        identity = _identity(settings)
+        identity = Person(settings.git_author_name, settings.git_author_email)
         known = site.pushed_tip
 
         def note_moved(commits: Sequence[RemoteCommit], tip: str) -> None:
@@ -344,10 +344,6 @@ class SiteDrains:
             still_ours=lambda: True,  # the plan, recorded just before, checks the token
             note_moved=note_moved,
         )
-
-
-def _identity(settings: Settings) -> Person:
-    return Person(settings.git_author_name, settings.git_author_email)
 
 
 def note_unknown(plans: PostgresPlans, bases: PostgresBases, commits: Sequence[RemoteCommit]) -> None:
@@ -380,29 +376,29 @@ def compare_restored(database: Database, node: Settings) -> Restored:
         paused = connection.execute(
             "UPDATE sites SET paused = %s WHERE paused IS NULL RETURNING name", (json.dumps(pause._asdict()),)
         ).fetchall()
-        waiting = connection.execute(
-            "SELECT name FROM sites WHERE pushed_tip IS NOT NULL AND NOT removed"
+        query = (
+            "SELECT * FROM sites WHERE pushed_tip IS NOT NULL AND NOT removed"
             " AND EXISTS (SELECT FROM publications WHERE site = name) ORDER BY name"
-        ).fetchall()
-    for (name,) in waiting:
-        row = take_site(database, name, _RESTORED)
-        site, token = Site.from_row(row), int(row["token"])
+        )
+        waiting = connection.cursor(row_factory=dict_row).execute(query).fetchall()
+    for row in waiting:
+        site, name, token = Site.from_row(row), row["name"], row["token"]
         try:
             settings = settings_of(site, node)
             plans = PostgresPlans(database, name, token=token)
             bases = PostgresBases(database, name, token=token)
             with open_site_clone(site, settings) as repository:
-                commits = fetch_commits(repository, site.pushed_tip or "", _identity(settings))
+                identity = Person(settings.git_author_name, settings.git_author_email)
+                commits = fetch_commits(repository, site.pushed_tip, identity)
                 note_unknown(plans, bases, commits)
         except (PublishError, UsageError) as error:
             result.unchecked[name] = error.message
     result.compared = len(waiting) - len(result.unchecked)
     with database.transaction() as connection:
         found = connection.execute(_OUTDATED).fetchall()
-        connection.execute("UPDATE sites SET worker = NULL WHERE worker = %s", (_RESTORED,))
         resumed = [name for (name,) in paused if name not in result.unchecked]
         connection.execute("UPDATE sites SET paused = NULL WHERE name = ANY(%s)", (resumed,))
-    wake(database, resumed)
+    wake(database)
     keys = ("site", "id", "slug", "path", "commit")
     result.outdated = [dict(zip(keys, (*row[:3], decode_path(row[3]), row[4]), strict=True)) for row in found]
     return result

@@ -109,7 +109,7 @@ class Leases:
 
         The row has in `left_by` the node that had the site and died, in `condition` the failure that keeps
         the site's posts, and in `is_unfinished` whether a drain has left a plan or jobs in flight;
-        `has_superseded` and `has_failed` say whether the queue need look for such rows.
+        `has_superseded` and `has_failed` say whether the queue has such rows.
         `is_steady`: dead nodes can be told from living ones.
         """
         values = self._values | {"is_steady": is_steady, "besides": list(besides), "lanes": list(lanes)}
@@ -137,9 +137,6 @@ class Leases:
         return math.inf if row is None or row[0] is None else max(0.0, row[0])
 
     def release(self, site: str, token: int, *, is_slow: bool, plans: Collection[str] = ()) -> None:
-        """End the lease, delete completed plans, and choose the lane of the site's next drain.
-
-        Raises DatabaseError.
-        """
+        """End the lease, delete these plans, and choose the site's next lane. Raises DatabaseError."""
         with self._database.connection() as connection:
             connection.execute(_RELEASE, (is_slow, site, token, list(plans)))

@@ -24,7 +24,7 @@ from briter_worker.settings import SITE_NAME, for_site
 from briter_worker.wiring import signer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from briter_worker.git.repository import Repository
@@ -247,7 +247,7 @@ def change(database: Database, site: Site, node: Settings) -> None:
     """Replace the site of that name, from its next publication on. Raises UsageError and SiteMissingError."""
     with database.transaction() as connection:
         replace_stored(connection, check_site(site, node))
-    wake(database, [site.name])  # the site may have gone live
+    wake(database)  # the site may have gone live
 
 
 def replace_stored(connection: Connection, site: Site) -> None:
@@ -362,20 +362,17 @@ def remove_stored(connection: Connection, name: str, *, discard: bool, by: str) 
         connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 
 
-def wake(database: Database, names: Collection[str]) -> None:
-    """Have these sites drained by whichever node comes first. Call it when their jobs are committed.
-
-    The nodes' poll replaces a notification that gets lost.
-    """
+def wake(database: Database) -> None:
+    """Have the nodes look for jobs that are committed; their poll replaces a notification that gets lost."""
     with database.connection() as connection:
-        connection.execute("SELECT pg_notify(%s, name) FROM unnest(%s::text[]) name", (CHANNEL, list(names)))
+        connection.execute(f"NOTIFY {CHANNEL}".encode())
 
 
 def order_pull(database: Database, name: str) -> None:
     """Have a node look for edits of others on the site's remote."""
     with database.connection() as connection:
         connection.execute("UPDATE sites SET pull_at = 0 WHERE name = %s", (name,))
-    wake(database, [name])
+    wake(database)
 
 
 def check_remote(url: str) -> None:

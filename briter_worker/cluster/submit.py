@@ -114,7 +114,7 @@ def send(
                 submit(connection, settings.site, document, source, quiet=quiet_time_of(settings))
         except ContentChangedError:
             continue
-        sites.wake(database, [settings.site])
+        sites.wake(database)
         return Sent(document["id"], settings.site, left_out, missing)
     raise GatherError("the files keep changing while they are read: write them elsewhere, then rename them")
 
@@ -143,7 +143,7 @@ def send_undo(
             raise DeclinedError(text, f"briter-worker cancel {slug}, or undo when it is published")
         source = PayloadSource.of({})._replace(payload=payload)
         submit(connection, settings.site, document, source, quiet=quiet_time_of(settings))
-    sites.wake(open_database(settings), [settings.site])
+    sites.wake(open_database(settings))
     return Sent(document["id"], settings.site)
 
 

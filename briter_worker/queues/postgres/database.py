@@ -267,10 +267,7 @@ class Database:
 
 @contextlib.contextmanager
 def _pipelined(connection: Connection) -> Iterator[None]:
-    """Begin and end a transaction in the round trips of its own statements.
-
-    Psycopg's transactions wait for an answer at both ends.
-    """
+    """Begin and end a transaction in its statements' round trips: psycopg's own waits at both ends."""
     try:
         with connection.pipeline():
             connection.execute("BEGIN")

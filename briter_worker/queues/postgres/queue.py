@@ -23,7 +23,6 @@ from briter_worker.queues.postgres.rows import (
     lock_site,
     locked,
     put_back,
-    run_fenced,
     select,
     select_saves,
     update,
@@ -66,17 +65,20 @@ SELECT c.id, c.cancelled FROM publications c WHERE c.id = ANY(%s) AND c.state = 
     )
 )
 """
+# If a crash of the server loses the end of a job that brought files, its plan, which is deleted later, is
+# resolved once more.
 _RECORD_PUBLISHED = """
 INSERT INTO published AS p (site, path, saved_at)
 SELECT %(site)s, path, max(saved_at) FROM files
-WHERE publication = ANY(%(ids)s) AND mode <> '040000' GROUP BY path
+WHERE publication = ANY(%(ids)s) AND mode <> '040000'
+AND set_config('synchronous_commit', 'off', true) = 'off' GROUP BY path
 ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at),
     outdated_by = CASE WHEN excluded.saved_at < p.saved_at THEN p.outdated_by END
 """
-_OWN_SITE = "SELECT name FROM sites WHERE name = %s AND token = %s AND NOT removed FOR NO KEY UPDATE"
-_RECORD_PLAN = f"""
-INSERT INTO plans (id, plan, site) SELECT %s, %s, name FROM ({_OWN_SITE}) own
-"""  # noqa: S608 - a constant, here and below
+_RECORD_PLAN = """
+INSERT INTO plans (id, plan, site)
+SELECT %s, %s, name FROM sites WHERE name = %s AND token = %s AND NOT removed FOR NO KEY UPDATE
+"""
 
 
 class PostgresQueue(PostgresControl):
@@ -328,7 +330,11 @@ class PostgresPlans:
         text = json.dumps(plan._asdict())
         known, self._known = self.plans(), None
         values = (plan.id, text, self._site, self.token)
-        run_fenced(self._database, self._site, self.token, _RECORD_PLAN, values)
+        with self._database.connection() as connection:
+            is_recorded = connection.execute(_RECORD_PLAN.encode(), values).rowcount
+        if not is_recorded:
+            with locked(self._database, self._site, self.token):  # raises
+                pass
         self._known = [*known, plan]
 
     def plans(self) -> Sequence[Plan]:

@@ -13,8 +13,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from psycopg.rows import dict_row
-
 from briter_worker.errors import DeclinedError, FailureCode, LockLostError
 from briter_worker.job import (
     MAX_FILE_BYTES,
@@ -72,28 +70,6 @@ class SiteMissingError(DeclinedError):
         )
 
 
-def take_site(database: Database, site: str, worker: str) -> dict[str, Any]:
-    """Take the site's next token for `worker`. Return the site's row, with the token; note Postgres's time.
-
-    Waits until the previous holder's running transaction ends. Raises LockLostError if there is no site.
-    """
-    with database.connection() as connection:
-        row = (
-            connection.cursor(row_factory=dict_row)
-            .execute(
-                "UPDATE sites SET token = token + 1, worker = %s,"
-                " taken_at = extract(epoch FROM clock_timestamp())"
-                " WHERE name = %s AND NOT removed RETURNING *",
-                (worker, site),
-            )
-            .fetchone()
-        )
-    if row is None:
-        raise LockLostError(f"there is no site {site} any more")
-    database.set_clock(row["taken_at"])
-    return row
-
-
 def lock_site(connection: Connection, site: str, token: int | None = None) -> None:
     """Lock the site until the transaction ends, for producers and commands, or for the drain of a token.
 
@@ -117,15 +93,6 @@ def locked(database: Database, site: str, token: int | None = None) -> Iterator[
     with database.transaction(is_pipelined=token is not None) as connection:
         lock_site(connection, site, token)
         yield connection
-
-
-def run_fenced(database: Database, site: str, token: int, statement: str, values: Sequence[object]) -> None:
-    """Run a statement that does nothing unless the token is the site's last one; raise LockLostError then."""
-    with database.connection() as connection:
-        is_done = connection.execute(statement.encode(), values).rowcount
-    if not is_done:
-        with locked(database, site, token):
-            pass
 
 
 @dataclass(frozen=True, slots=True)
