@@ -65,13 +65,10 @@ SELECT c.id, c.cancelled FROM publications c WHERE c.id = ANY(%s) AND c.state = 
     )
 )
 """
-# If a crash of the server loses the end of a job that brought files, its plan, which is deleted later, is
-# resolved once more.
 _RECORD_PUBLISHED = """
 INSERT INTO published AS p (site, path, saved_at)
 SELECT %(site)s, path, max(saved_at) FROM files
-WHERE publication = ANY(%(ids)s) AND mode <> '040000'
-AND set_config('synchronous_commit', 'off', true) = 'off' GROUP BY path
+WHERE publication = ANY(%(ids)s) AND mode <> '040000' GROUP BY path
 ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at),
     outdated_by = CASE WHEN excluded.saved_at < p.saved_at THEN p.outdated_by END
 """
