@@ -55,7 +55,7 @@ Move = tuple[str, str | None, str | None]
 
 @dataclass(slots=True)
 class Entry:
-    """What a tree has at a path: a file, a link, a folder or a submodule."""
+    """Entry of a tree at a path: a file, a link, a folder or a submodule."""
 
     mode: str
     blob: str

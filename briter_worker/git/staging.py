@@ -151,7 +151,7 @@ class _Batch:
     _bases: Mapping[str, str | None]
     _tree: Tree = field(default_factory=lambda: Tree({}))
     _read: dict[str, _Read | PublishError | None] = field(default_factory=dict)
-    """What was found at each path, or the failure of that file alone; None where there is no file."""
+    """By path: the file, or the failure of that file alone; None where there is no file."""
     _has_attributes: bool = False
     _filtered: set[str] = field(default_factory=set)
     """Paths whose contents git changes on their way in."""
