@@ -92,6 +92,8 @@ class SiteStatus:
     remote: str
     queue: str
     local_commits: LocalCommits = ()
+    partly_published: Sequence[str] = ()
+    """The posts whose newest publication left paths out, newest first; read if no other post needs a look."""
 
     @property
     def has_worker(self) -> bool:
@@ -118,6 +120,10 @@ class SiteStatus:
             text = f"{count(tried, 'post')} tried" if tried else "No post waits"
             fix = "set BRITER_WORKER_DRY_RUN=false for the worker: it then publishes what the queue holds"
             return Headline("busy", f"{text}: a dry run publishes nothing", "", fix)
+        if posts := self.partly_published:
+            text = f"{count(len(posts), 'post')} published only in part, the latest {one_line(posts[0])}"
+            fix = "briter-worker show SLUG names the paths that may not be published: allow or omit them"
+            return Headline("warn", text, "", fix)
         if self.jobs[State.SCHEDULED]:
             scheduled = count(self.jobs[State.SCHEDULED], "post")
             return Headline("good", f"Everything that was due is on the remote; {scheduled} scheduled")
@@ -245,6 +251,10 @@ def read_status(
     with nullcontext(history) if history else closing(open_history(settings)) as opened:
         last, since = _find_condition(rows, opened)
         last_run = _last_run(settings, now, opened) if is_expected else None
+        partly: list[str] = []
+        if not (due or by_state[State.QUIET] or by_state[State.FAILED]):
+            with suppress(StoreError):
+                partly = opened.partly_published()
     return SiteStatus(
         now=now,
         jobs={state.value: len(found) for state, found in by_state.items()},
@@ -266,6 +276,7 @@ def read_status(
         stuck={one_line(name): one_line(why) for name, why in queue.unusable_files(now).items()},
         branch=settings.git_branch,
         local_commits=read_local_commits(settings) if local_commits is None else local_commits,
+        partly_published=partly,
         **site,
     )
 

@@ -207,6 +207,7 @@ def show(
         output.write_receipts(ended, time.time())
         changes = ended[0].changes
         output.write_rows(("changed", f"+{each.added} -{each.removed}", each.path) for each in changes)
+        output.write_rows(("may not be published", path) for path in ended[0].rejected_paths)
 
 
 class _Post(NamedTuple):

@@ -219,7 +219,8 @@ def check_queue(settings: Settings, now: float) -> Iterator[Finding]:
         yield error("queue", f"{settings.queue_root}: {problem.strerror}", "let the worker's user read it")
         return
     state = status.headline()
-    yield unless(state.tone == "bad", "state", state.text, state.fix or "see below", state.text)
+    is_wrong = state.tone == "bad" or status.partly_published
+    yield unless(is_wrong, "state", state.text, state.fix or "see below", state.text)
     if status.paused:
         yield warning("pause", "publishing is paused", "briter-worker resume")
     failed = status.jobs["failed"]

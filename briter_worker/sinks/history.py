@@ -272,6 +272,19 @@ class History:
         rows = self._query(query, f"%[{text},%")
         return str(rows[0][0]) if rows else None
 
+    def partly_published(self) -> list[str]:
+        """Return the posts whose newest publication left paths out, newest first.
+
+        Covers the last thousand attempts, so that it costs the same in a long history.
+        """
+        rows = self._query(
+            "SELECT slug, rejected_paths FROM"
+            " (SELECT * FROM attempts WHERE site = ? ORDER BY id DESC LIMIT 1000) AS latest"
+            " WHERE outcome = 'nochange' OR outcome = 'published' AND dry_run = 0 ORDER BY id DESC"
+        )
+        newest = dict(reversed(rows))
+        return [slug for slug, _ in rows if newest.pop(slug, "[]") != "[]"]
+
     def condition(self) -> Condition | None:
         """Return the site condition, or when the last one ended; None if nothing is known."""
         rows = self._query("SELECT failure, condition, fix, changed_at FROM conditions WHERE site = ?")

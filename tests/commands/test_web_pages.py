@@ -245,13 +245,24 @@ def test_a_post_shows_what_is_on_the_remote_and_what_is_not_yet(site: Site, dash
     assert re.search(r"The version saved .* is on the remote since .*: " + site.remote_log()[0][0][:10], said)
 
 
-def test_a_partly_published_post_says_so_in_every_list(site: Site, dashboard: Dashboard) -> None:
+def test_a_partly_published_post_says_so_in_every_list_and_headline(site: Site, dashboard: Dashboard) -> None:
     site.write_post("content/posts/hello.md", "# Hello\n")
     site.save("hello", ["content/posts/hello.md", "../outside.md"])
     assert site.run_once().returncode == 0
     eventually(lambda: "without 1 path" in dashboard.page.get("/").text)
     for path in ("/published", "/post?slug=hello"):
         assert "without 1 path that may not" in text_of(dashboard.page.get(path).text), path
+    said = "1 post published only in part, the latest hello"
+    publish(site, "other")
+    site.save_post("later", "later\n", scheduledFor=TOMORROW)
+    with site.running("run"):
+        eventually(lambda: said in dashboard.page.get("/").text)
+        for command in ("status", "health", "doctor"):
+            assert said in site.command(command).stdout, command
+    assert "../outside.md" in site.command("show", "hello").stdout
+    publish(site, "hello")
+    with site.running("run"):
+        eventually(lambda: "Everything that was due is on the remote" in site.command("status").stdout)
 
 
 def test_a_deleted_post_says_that_it_was_removed(site: Site, dashboard: Dashboard) -> None:

@@ -164,6 +164,16 @@ def test_the_attempt_of_a_dead_worker_is_interrupted_by_the_next_one(book: Book)
     assert book.history.under_way() == []
 
 
+def test_a_post_is_partly_published_until_its_newest_publication_leaves_no_path_out(book: Book) -> None:
+    for job in ("j1", "j2", "j1"):
+        facts = {**outcome(job, 1), "dry_run": False, "commit": SHA, "rejected_paths": ("../outside.md",)}
+        book.write(start(job), Published(**facts))
+    book.write(start("j3"), published("j3"), start(), failed(), start("j2"), published("j2", dry_run=True))
+    assert book.history.partly_published() == ["post-j1", "post-j2"]
+    book.write(start(), published(commit=SHA[::-1]))
+    assert book.history.partly_published() == ["post-j2"]
+
+
 # --- many nodes, each for many sites
 
 
