@@ -272,6 +272,7 @@ def test_a_remote_writes_nothing_outside_the_work_tree_nor_into_gits_own_folder(
         "link": {"made": out},
         "nested": {".git": "gitdir: ../elsewhere", ".g\u200cit": out},
         "content": {"..": {"..": out}, "posts": {"welcome.md": "# Welcome\n", "theirs.md": "theirs\n"}},
+        **dict.fromkeys((".gitattributes", ".gitmodules", "..a"), ""),
     }
     commit = site.git("commit-tree", _tree(site, hostile), "-p", "main", "-m", "Hostile", cwd=site.remote)
     site.git("update-ref", "refs/heads/main", commit, cwd=site.remote)
@@ -280,6 +281,8 @@ def test_a_remote_writes_nothing_outside_the_work_tree_nor_into_gits_own_folder(
     result = site.run_once()
     assert result.of("published"), result.stdout
     assert (site.worktree / "content/posts/theirs.md").read_text() == "theirs\n"
+    written = {path.name for path in site.worktree.glob(".*")}
+    assert written == {".git", ".gitattributes", ".gitmodules", "..a"}
     assert not [path for path in site.root.rglob("out.sh") if path.is_file()]
     assert list(elsewhere.iterdir()) == []
     assert not (site.worktree / "nested" / ".git").exists()

@@ -101,13 +101,6 @@ def test_bytes_kept_earlier_are_never_overwritten(disk: Disk) -> None:
     assert sorted(path.read_bytes() for path in disk.queue.quarantined()) == [b"[%d]" % n for n in range(5)]
 
 
-def in_flight(disk: Disk) -> Sequence[Claim]:
-    disk.save("a", ["content/a.md"], mine=1)
-    claims = disk.queue.claim(NOW).claims
-    assert claims
-    return claims
-
-
 def refuse(monkeypatch: pytest.MonkeyPatch, call: str, when: Callable[[str], bool]) -> None:
     """Have a call of `os` refuse files of these names."""
     original = getattr(os, call)
@@ -124,7 +117,8 @@ def test_a_job_is_given_back_where_links_of_anothers_file_are_refused(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As under fs.protected_hardlinks."""
-    claims = in_flight(disk)
+    disk.save("a", ["content/a.md"], mine=1)
+    claims = claimed(disk)
     (held,) = (path for path in (disk.root / ".claimed").glob("*.json") if "job0" in path.name)
     held.chmod(0o604)
     refuse(monkeypatch, "link", lambda name: not name.endswith(".tmp"))
@@ -138,28 +132,6 @@ def test_a_job_is_given_back_where_links_of_anothers_file_are_refused(
 
 
 # Forged: the queue folder belongs to the CMS's account, and whatever lies in it is input
-
-
-FORGED = "a.0123456789abcdef.json"
-
-
-# The folder of claims
-
-
-def test_a_link_in_place_of_the_claimed_folder_is_refused_and_named(disk: Disk, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for name in (".x.tmp", "a.json", ".a.json"):
-        (elsewhere / name).write_text("kept")
-    (disk.root / ".claimed").symlink_to(elsewhere)
-    disk.save("a", ["a"])
-    for operation in (disk.queue.claim, disk.queue.recover, disk.queue.retry_all):
-        with pytest.raises(NotADirectoryError) as refused:
-            operation(NOW)
-        assert refused.value.filename == str(disk.root / ".claimed")
-    assert {path.name: path.read_text() for path in elsewhere.iterdir()} == dict.fromkeys(
-        (".x.tmp", "a.json", ".a.json"), "kept"
-    )
 
 
 def test_a_claimed_folder_that_is_replaced_during_a_claim_is_not_written_to(
@@ -181,22 +153,17 @@ def test_a_claimed_folder_that_is_replaced_during_a_claim_is_not_written_to(
     assert list(elsewhere.iterdir()) == []
 
 
-def forge(disk: Disk, secret: Path) -> None:
-    folder = disk.root / ".claimed"
-    folder.mkdir()
-    (folder / FORGED).symlink_to(secret)
-    os.mkfifo(folder / "pipe.0123456789abcdef.json")
-    (folder / "folder.0123456789abcdef.json").mkdir()
-    (folder / ".taken.json").symlink_to(secret)
-    disk.put(
-        ".claimed/b.0123456789abcdef.json", b'{"slug": "b", "paths": ["b"]}'
-    )  # the digest is of another save
-
-
 def test_forged_claims_are_neither_followed_nor_believed(disk: Disk, tmp_path: Path) -> None:
     secret = tmp_path / "secret.json"
     secret.write_text('{"slug": "stolen", "paths": ["x"]}')
-    forge(disk, secret)
+    folder = disk.root / ".claimed"
+    folder.mkdir()
+    (folder / "a.0123456789abcdef.json").symlink_to(secret)
+    os.mkfifo(folder / "pipe.0123456789abcdef.json")
+    (folder / "folder.0123456789abcdef.json").mkdir()
+    (folder / ".taken.json").symlink_to(secret)
+    # The digest is of another save.
+    disk.put(".claimed/b.0123456789abcdef.json", b'{"slug": "b", "paths": ["b"]}')
     assert disk.queue.recover(NOW) == []
     found = disk.queue.claim(NOW)
     assert [claim.job.slug for claim in found.claims] == ["b"]
@@ -265,19 +232,9 @@ def write(folder: Path, name: str, year: int, *, in_place: bool = False) -> None
         other.rename(file)
 
 
-class Watched:
-    """A queue that the kernel tells what changes in its folder."""
-
-    def __init__(self, root: Path) -> None:
-        self.disk = Disk(root)
-        self.folder = self.disk.root
-        self.queue = self.disk.queue
-        self.watcher = self.queue.watcher
-        self.queue.jobs(NOW)
-
-    def assert_knows_all(self) -> None:
-        self.disk.restart()
-        assert rows(self.queue) == rows(self.disk.queue)
+def assert_knows_all(queue: DiskQueue, disk: Disk) -> None:
+    disk.restart()
+    assert rows(queue) == rows(disk.queue)
 
 
 def rows(queue: DiskQueue) -> list[tuple[str, str, float | None]]:
@@ -289,40 +246,42 @@ def rows(queue: DiskQueue) -> list[tuple[str, str, float | None]]:
 def test_what_the_kernel_names_is_all_that_has_to_be_read(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, int]]
 ) -> None:
-    watched = Watched(tmp_path_factory.mktemp("told"))
+    disk = Disk(tmp_path_factory.mktemp("told"))
+    queue = disk.queue
+    rows(queue)
     for number, (name, what) in enumerate(changes):
-        file, year = watched.folder / f"{name}.json", 2040 + number
+        file, year = disk.root / f"{name}.json", 2040 + number
         match what:
             case 0 | 1:
-                write(watched.folder, name, year)
+                write(disk.root, name, year)
             case 2:
-                write(watched.folder, name, year, in_place=True)
+                write(disk.root, name, year, in_place=True)
             case 3:
                 file.unlink(missing_ok=True)
             case 4 if file.exists():
-                file.rename(watched.folder / f"{name}-moved.json")
+                file.rename(disk.root / f"{name}-moved.json")
             case 5:
                 file.write_text("{ half")
             case 6:
-                watched.disk.restart()
+                disk.restart()
                 with suppress(DeclinedError):
-                    watched.disk.queue.publish_now(name, NOW)  # by another process
+                    disk.queue.publish_now(name, NOW)  # by another process
             case 7:
-                rows(watched.queue)
-    watched.assert_knows_all()
+                rows(queue)
+    assert_knows_all(queue, disk)
 
 
-def test_more_than_the_kernel_remembers_is_found_all_the_same(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
-    write(watched.folder, "c", 2040)
-    assert rows(watched.queue)
+def test_more_than_the_kernel_remembers_is_found_all_the_same(disk: Disk) -> None:
+    queue = disk.queue
+    write(disk.root, "c", 2040)
+    assert rows(queue)
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
-    with (watched.folder / "a").open("wb", 0) as one, (watched.folder / "b").open("wb", 0) as other:
+    with (disk.root / "a").open("wb", 0) as one, (disk.root / "b").open("wb", 0) as other:
         for _ in range(most // 2 + 10):
             one.write(b".")  # one after the other: the kernel reports the same change once
             other.write(b".")
-    write(watched.folder, "c", 2041, in_place=True)
-    watched.assert_knows_all()
+    write(disk.root, "c", 2041, in_place=True)
+    assert_knows_all(queue, disk)
 
 
 def is_newest(site: Site, subject: str) -> bool:
