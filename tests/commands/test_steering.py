@@ -98,7 +98,9 @@ def test_a_paused_site_publishes_nothing_and_goes_on_at_once_when_resumed(site: 
         lines = lines_of(worker)
         until(lines, "paused")
         assert site.command("resume").returncode == 0
+        began = time.monotonic()
         assert [line["event"] for line in until(lines, "published")] == ["resumed", "start", "published"]
+        assert time.monotonic() - began < 30, "the worker waited for the next poll"
 
 
 def test_a_post_that_waits_says_for_what(site: Site) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -269,6 +270,17 @@ def test_what_the_kernel_names_is_all_that_has_to_be_read(
             case 7:
                 rows(queue)
     assert_knows_all(queue, disk)
+
+
+def test_a_look_at_the_jobs_does_not_hide_a_pause(disk: Disk) -> None:
+    queue = disk.queue
+    assert queue.active_pause(NOW) is None
+    disk.restart()
+    disk.queue.pause(NOW)  # by another process
+    rows(queue)
+    began = time.monotonic()
+    queue.watcher.wait(30, lambda: False)
+    assert time.monotonic() - began < 15
 
 
 def test_more_than_the_kernel_remembers_is_found_all_the_same(disk: Disk) -> None:

@@ -381,6 +381,8 @@ class FolderWatcher:
         self._watched = (0, 0)
         self._changed: set[str] | None = None
         """The files that changed since `changes` was called; None: any of them."""
+        self.is_steered = False
+        """A pause began or ended since its reader set this to False: `wait` returns at once."""
 
     def wait(self, seconds: float, is_stopped: Callable[[], bool]) -> None:
         """Return after `seconds`, or when the folder changed, or when the worker is to stop."""
@@ -391,18 +393,23 @@ class FolderWatcher:
             elif self._read(self._inotify, min(left, _STOP_CHECK_S)):
                 return
 
-    def changes(self, folder: int) -> Collection[str] | None:
-        """Return the files of this open folder that changed since the last call; None if that is unknown."""
+    def watch(self, folder: int) -> None:
+        """Watch this open folder from now on."""
         found = os.fstat(folder)
         if (found.st_dev, found.st_ino) != self._watched:
             self.close()
             self._watched = (found.st_dev, found.st_ino)
         if self._inotify is None:
             try:
-                self._inotify, self._changed = INotify(), set()
+                self._inotify, self._changed = INotify(), None
                 self._inotify.add_watch(f"/proc/self/fd/{folder}", sum(_EVENTS))
             except (OSError, AttributeError):  # another system, or no watch left
                 self.close()
+
+    def changes(self, folder: int) -> Collection[str] | None:
+        """Return the files of this open folder that changed since the last call; None if that is unknown."""
+        self.watch(folder)
+        if self._inotify is None:
             return None
         self._read(self._inotify, 0)
         changed, self._changed = self._changed, set()
@@ -425,4 +432,5 @@ class FolderWatcher:
         jobs = {event.name for event in events if is_job_name(event.name)}
         is_lost = any(not event.name for event in events)  # too many events, or the folder itself changed
         self._changed = None if is_lost or self._changed is None else self._changed | jobs
-        return is_lost or bool(jobs) or any(each.name == PAUSE_FILE for each in events)
+        self.is_steered = self.is_steered or any(each.name == PAUSE_FILE for each in events)
+        return is_lost or bool(jobs) or self.is_steered

@@ -177,8 +177,10 @@ class DiskQueue:
 
     def active_pause(self, now: float) -> Pause | None:
         """Return the pause, if there is one. Damage, too: only `resume`, or its time, ends one."""
+        self.watcher.is_steered = False
         try:
             with Folder.open(self.root) as root:
+                self.watcher.watch(root.descriptor)  # first: a resume after this look wakes the worker
                 pause = _PAUSE.validate_json(root.read(PAUSE_FILE)[0] or b"")
         except FileNotFoundError:
             return None
