@@ -16,7 +16,7 @@ from briter_worker.actions import show_difference, steer, undo_post
 from briter_worker.allowlist import PathRefusedError, is_inside
 from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, report, user_name, warn, write
 from briter_worker.errors import DeclinedError, UsageError, many_lines, one_line
-from briter_worker.status import job_to_json, post_to_json, read_status
+from briter_worker.status import job_to_json, lock_holder, post_to_json, read_status
 from briter_worker.wiring import open_history, open_postgres_queue, open_queue
 
 if TYPE_CHECKING:
@@ -360,6 +360,12 @@ def undo(
     job_id = undo_post(settings, slug, user_name(), warn, to=to, message=message)
     text = f"the earlier version of {one_line(slug)} is queued as job {job_id}"
     output.answer({"id": job_id, "slug": slug}, text, as_json=as_json)
+    if settings.database_url:  # no file changed, and each node has settings of its own
+        return
+    worker = lock_holder(settings, time.time())
+    if worker.dry_run if worker and worker.alive else settings.worker_dry_run:
+        text = "a dry run publishes nothing: the job waits as tried until the worker goes live"
+        report(text, "set BRITER_WORKER_DRY_RUN=false for the worker")
 
 
 def _steer(settings: Settings, action: str, change: Callable[[SiteQueue, float], T]) -> T:

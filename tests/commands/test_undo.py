@@ -60,6 +60,20 @@ def contents(site: Site) -> list[str | None]:
     return here
 
 
+def test_an_undo_in_a_dry_run_restores_the_files_and_is_published_by_the_first_live_run(
+    site: Site, two: tuple[str, str]
+) -> None:
+    done = site.command("undo", "a", BRITER_WORKER_DRY_RUN="true")
+    assert "a dry run publishes nothing" in done.stderr
+    site.run_once(BRITER_WORKER_DRY_RUN="true")
+    assert (site.worktree / A).read_text() == "one\n"
+    assert site.remote_log()[0][0] == two[1]
+    assert site.command("list").stdout.startswith("tried")
+    assert site.run_once().of("published")
+    assert contents(site) == ["one\n", None, "old\n"]
+    assert "dry run" not in site.command("undo", "a").stderr
+
+
 def test_an_undo_restores_what_was_changed_deleted_and_new_and_can_be_undone(
     site: Site, two: tuple[str, str]
 ) -> None:
