@@ -227,18 +227,7 @@ class _Batch:
     def start(self) -> None:
         """Emit the start of each attempt, and enter the contexts that plugins put around it."""
         for claim in self.open.values():
-            self._drain.emit(
-                events.JobStarted(
-                    job_id=claim.job.id,
-                    slug=claim.job.slug,
-                    attempt=claim.attempt,
-                    dry_run=self._dry_run,
-                    title=claim.job.commit_message.partition("\n")[0][:_MAX_TITLE],
-                    author=claim.job.author.name if claim.job.author else "",
-                    saved_at=claim.job.created_at,
-                    due_at=claim.job.scheduled_for,
-                )
-            )
+            self._drain.emit(self._start_of(claim))
         ended = []
         for claim in self.open.values():
             self._contexts[claim.key] = ExitStack()
@@ -246,6 +235,18 @@ class _Batch:
             if outcome := _refusal(claim.key, partial(self._enter_attempt, claim)):
                 ended.append(outcome)
         self.complete(ended)
+
+    def _start_of(self, claim: Claim) -> events.JobStarted:
+        return events.JobStarted(
+            job_id=claim.job.id,
+            slug=claim.job.slug,
+            attempt=claim.attempt,
+            dry_run=self._dry_run,
+            title=claim.job.commit_message.partition("\n")[0][:_MAX_TITLE],
+            author=claim.job.author.name if claim.job.author else "",
+            saved_at=claim.job.created_at,
+            due_at=claim.job.scheduled_for,
+        )
 
     def _enter_attempt(self, claim: Claim) -> None:
         for around in self._drain.plugins.call("around_attempt", job=claim.job, attempt=claim.attempt):
@@ -370,6 +371,7 @@ class _Batch:
             "rejected_paths": outcome.rejected_paths,
             "job_type": claim.job.type,
             "webhook": claim.job.webhook,
+            "start": self._start_of(claim),
         }
 
     def _emit_cancelled(self, claim: Claim) -> None:

@@ -57,7 +57,7 @@ class JobStarted(JobEvent):
 class JobOutcome(JobEvent):
     """Base class of the outcomes of an attempt."""
 
-    unlogged = frozenset({"job_type", "webhook"})
+    unlogged = frozenset({"job_type", "webhook", "start"})
     attempt: int
     dry_run: bool
     duration_ms: int
@@ -65,6 +65,8 @@ class JobOutcome(JobEvent):
     job_type: str = GIT_SYNC
     webhook: str | None = None
     """Address to notify. The address may contain a secret, so neither log nor history has it."""
+    start: JobStarted | None = None
+    """For the receipt, where a dead worker did not write the start."""
 
 
 class FileChange(NamedTuple):

@@ -380,16 +380,7 @@ class HistorySink:
             " WHERE site = ? AND job_id = ? AND slug = ? AND outcome IS NULL",
             (INTERRUPTED, at, self._site, event.job_id, event.slug),
         )
-        starts[key] = {
-            "drain": self._drain and self._drain.id,
-            "title": event.title,
-            "author": one_line(event.author),
-            "attempt": event.attempt,
-            "saved_at": event.saved_at,
-            "due_at": event.due_at,
-            "began": at,
-            "dry_run": int(event.dry_run),
-        }
+        starts[key] = {"drain": self._drain and self._drain.id, "began": at, **_facts_of_start(event)}
 
     def _end(self, transaction: Transaction, at: float, event: Ending, starts: _Starts) -> bool:
         """Record the outcome. Return False if it was known: it is delivered again."""
@@ -410,6 +401,9 @@ class HistorySink:
                 values = (self._site, event.job_id, event.commit)
                 if transaction.execute(query, values).fetchone() is not None:
                     return False
+            if isinstance(event, events.JobOutcome) and event.start is not None:
+                facts = _facts_of_start(event.start) | facts
+                ended = [(facts["saved_at"], facts["due_at"])]
             self._insert(transaction, key, facts)
         if not isinstance(event, events.ConflictAhead):  # no attempt
             self._count(transaction, event, waiting_time(at, *ended[0]) if ended else None)
@@ -464,6 +458,17 @@ class HistorySink:
                 " total = excluded.total, phases = excluded.phases",
                 (drain.id, drain.began, drain.phase, drain.done, drain.total, json.dumps(drain.phases)),
             )
+
+
+def _facts_of_start(event: events.JobStarted) -> dict[str, Any]:
+    return {
+        "title": event.title,
+        "author": one_line(event.author),
+        "attempt": event.attempt,
+        "saved_at": event.saved_at,
+        "due_at": event.due_at,
+        "dry_run": int(event.dry_run),
+    }
 
 
 def waiting_time(ended: float | None, saved_at: float | None, due_at: float | None) -> float | None:
