@@ -149,6 +149,17 @@ def test_a_pull_that_succeeds_makes_due_what_the_outage_delayed(site: Site) -> N
         eventually(lambda: site.remote_file("content/posts/a.md") == "a\n")
 
 
+def test_a_pull_by_hand_that_succeeds_ends_the_outage_with_the_next_run(site: Site) -> None:
+    site.git("remote", "set-url", "origin", str(site.root / "nowhere"))
+    site.save_post("a", "# A\n")
+    site.run_once()
+    site.git("remote", "set-url", "origin", str(site.remote))
+    assert site.command("pull").returncode == 0
+    assert site.run_once().names()[1] == "condition"
+    assert "No post can be published" not in site.command("status").stdout
+    assert "published" in site.run_once().names()
+
+
 def test_an_interval_below_the_poll_is_refused(site: Site) -> None:
     result = site.run_once(BRITER_GIT_PULL_INTERVAL_MS="4999")
     assert result.returncode == 2

@@ -425,7 +425,8 @@ class DiskQueue:
                 return file.document
             if file.job.status is Status.FAILED:
                 return with_state(file.document, now, status=Status.PENDING, attempts=0)
-            return {**file.document, "nextAttemptAt": None, "updatedAt": format_time(now)}
+            # `updatedAt` stays: the failure is older than the end of the site condition.
+            return {**file.document, "nextAttemptAt": None}
 
         names = [
             name
