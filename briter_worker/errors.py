@@ -79,6 +79,11 @@ def redact(text: str) -> str:
     return re.sub(_KNOWN_TOKENS, "***", text)
 
 
+def sentence(text: str) -> str:
+    """Capitalize the first letter, unless the first word is no plain word: a path, a command."""
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].rstrip(",:;").isalpha() else text
+
+
 def one_line(text: str, length: int = MAX_TEXT) -> str:
     """Return the text as one redacted line without control characters, at most `length` characters long."""
     cut = len(text) > _READ

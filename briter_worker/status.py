@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from briter_worker.errors import FixableError, failure_text, is_environment, one_line, quote_fix
+from briter_worker.errors import FixableError, failure_text, is_environment, one_line, quote_fix, sentence
 from briter_worker.job import Document, Job, State, format_time
 from briter_worker.lock import Holder, read_holder
 from briter_worker.sinks.store import StoreError
@@ -102,6 +102,11 @@ class SiteStatus:
             return bool(self.hosts)
         return self.worker is not None and self.worker.alive
 
+    @property
+    def is_worker_due(self) -> bool:
+        """Return True if a worker runs, or cron is about to start one."""
+        return self.has_worker or self.last_run is not None
+
     def headline(self) -> Headline:
         """Return what matters most."""
         if obstacle := self.obstacle():
@@ -134,20 +139,17 @@ class SiteStatus:
         if self.paused is not None:
             until = "" if self.paused.until is None else f" until {_local(self.paused.until)}"
             return Headline("warn", f"Publishing is paused{until}", one_line(self.paused.reason))
-        if self.condition is not None:
-            text = f"No post can be published: {failure_text(self.failure) or 'the last attempt failed'}"
-            detail = quote_fix(self.condition)
-            return Headline("bad", text, detail[:1].upper() + detail[1:], self.fix or "")
-        states = (State.PENDING, State.RETRYING, State.SCHEDULED, State.QUIET)
+        states = (State.PENDING, State.RETRYING, State.SCHEDULED, State.QUIET, State.CLAIMED)
         waiting = sum(self.jobs[state] for state in states)
         posts = f"{count(waiting, 'post')} {'waits' if waiting == 1 else 'wait'}"
-        if not waiting or self.has_worker:
-            return None
-        if self.last_run is None:
+        if waiting and not self.is_worker_due:
             where = "on the server" if self.hosts is None else "on a node of the cluster"
             fix = f"start the worker {where}: briter-worker run"
             return Headline("bad", f"{posts}, and no worker is running", "", fix)
-        if self.jobs[State.PENDING]:
+        if self.condition is not None:
+            text = f"No post can be published: {failure_text(self.failure) or 'the last attempt failed'}"
+            return Headline("bad", text, sentence(quote_fix(self.condition)), self.fix or "")
+        if self.jobs[State.PENDING] and not self.has_worker and self.last_run:
             text = f"{posts} for the next run of the worker; the last one ended at {_local(self.last_run)}"
             return Headline("busy", text)
         return None
@@ -244,7 +246,8 @@ def read_status(
     waiting = [*by_state[State.PENDING], *by_state[State.RETRYING]]
     due = [*waiting, *by_state[State.TRIED], *by_state[State.CLAIMED]]
     site = _cluster_site(settings) if settings.database_url else _disk_site(settings, now)
-    is_expected = bool(waiting or later) and site["worker"] is None and not settings.database_url
+    is_open = bool(waiting or later or by_state[State.CLAIMED])
+    is_expected = is_open and site["worker"] is None and not settings.database_url
     if site["dry_run"] is None:
         site["dry_run"] = bool(by_state[State.TRIED]) or _was_dry_run(settings, history)
     # To read the history may change its files, so it is read for a job that needs it.

@@ -129,7 +129,7 @@ class Repository:
         """Raise PublishError unless the configured branch is checked out, with a commit."""
         message, fix = f"the branch {self.branch} has no commit yet", "commit and push once by hand"
         if (current := self.head_ref()) != self.branch_ref:
-            found = f"{current[11:]} is checked out" if current else "HEAD is detached"
+            found = f"the branch {current[11:]} is checked out" if current else "HEAD is detached"
             message = f"{found}, and the worker publishes {self.branch}"
             fix = f"git switch {self.branch}, or set BRITER_GIT_BRANCH"
         elif self.ref(self.branch_ref) is not None:

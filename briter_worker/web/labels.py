@@ -6,7 +6,7 @@ import re
 import time
 from datetime import UTC, datetime
 
-from briter_worker.errors import failure_text, one_line, quote_fix
+from briter_worker.errors import failure_text, one_line, quote_fix, sentence
 from briter_worker.status import Headline
 
 PICTURES = (".avif", ".gif", ".jpeg", ".jpg", ".png", ".webp")
@@ -25,11 +25,6 @@ def title_of(slug: str, message: str) -> str:
     """Return the first line of a commit message as the post's title; empty for the default message."""
     line = one_line(message.partition("\n")[0])
     return "" if line == f"Publish {one_line(slug)}" else line
-
-
-def sentence(text: str) -> str:
-    """Capitalize the first letter only."""
-    return text[:1].upper() + text[1:]
 
 
 def local(seconds: float) -> datetime:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from briter_worker.actions import open_published
-from briter_worker.errors import one_line
+from briter_worker.errors import one_line, sentence
 from briter_worker.git import undo
 from briter_worker.job import State
 from briter_worker.settings import settings_schema
@@ -155,6 +155,7 @@ def post(
         name, message = receipts[0].slug, receipts[0].title
     elif not found["trouble"]:
         raise ProblemError(404, f"neither the queue nor the history has the post {wanted!r}")
+    live = {each.outcome: each for each in reversed(receipts) if not each.dry_run}
     differences: Sequence[undo.FileDifference] = ()
     if commit:
         with open_published(site.settings) as repository:
@@ -167,7 +168,8 @@ def post(
         commit=commit,
         differences=differences,
         jobs=[(row, job_to_json(row)) for row in rows[:_FIRST]],
-        published=next((each for each in receipts if each.outcome == "published" and not each.dry_run), None),
+        published=live.get("published"),
+        unchanged=live.get("nochange"),
         **found,
     )
 
@@ -272,7 +274,7 @@ def sign_in(request: Request, form: Form) -> Response:
     try:
         access.check_token(form.get("token", "").strip(), client_address(request.scope))
     except ProblemError as refused:
-        answer = _sign_in_form(request, refused.status_code, target, f"{labels.sentence(refused.detail)}.")
+        answer = _sign_in_form(request, refused.status_code, target, f"{sentence(refused.detail)}.")
         answer.headers.update(refused.headers or {})
         return answer
     return _signed_in(request, target)

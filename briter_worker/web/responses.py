@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
-from briter_worker.errors import is_environment, one_line, quote_fix
+from briter_worker.errors import is_environment, one_line, quote_fix, sentence
 from briter_worker.job import ago, format_time, span
 from briter_worker.queues.selection import is_retryable
 from briter_worker.status import PULL_COMMAND, count, waits_since
@@ -115,7 +115,7 @@ def _environment() -> Environment:
         "when": _when,
         "exact": format_time,
         "ago": lambda seconds: _when(seconds, relative=True),
-        "sentence": labels.sentence,
+        "sentence": sentence,
         "span": span,
         "ident": _element_id,
     }

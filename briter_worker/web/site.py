@@ -99,7 +99,9 @@ class Site:
         return self._last
 
     def progress(self) -> dict[str, dict[str, Any]]:
-        """Return how far each job in flight is, by its id. Raises ProblemError."""
+        """Return how far each job in flight is, by its id; none of a dead worker. Raises ProblemError."""
+        if not self.snapshot().status.has_worker:
+            return {}
         attempts: dict[str, Receipt] = {}
         with suppress(StoreError):
             attempts = {each.job_id: each for each in self.history.under_way()}

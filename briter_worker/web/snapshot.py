@@ -139,8 +139,10 @@ class Snapshot:
         return [self.rows[index] for index in found]
 
     def longest_waiting(self) -> ListedJob | None:
-        """Return the due job that waits longest."""
-        waiting = (row for state in (State.PENDING, State.RETRYING) for row in self.jobs[state])
+        """Return the job that waits longest, scheduled ones aside."""
+        states = [State.PENDING, State.RETRYING, State.QUIET, State.TRIED]
+        states += [] if self.status.has_worker else [State.CLAIMED]
+        waiting = (row for state in states for row in self.jobs[state])
         return min(waiting, key=waits_since, default=None)
 
 

@@ -217,6 +217,59 @@ def test_the_runs_of_cron_say_when_a_worker_is_due(site: Site) -> None:
     assert state(2.5) == "1 post waits, and no worker is running"
 
 
+def test_what_a_killed_worker_left_waits_for_the_next_one(site: Site, dashboard: Dashboard) -> None:
+    hold = site.hold_push(name="post-receive")
+    ada = {"name": "Ada", "email": "ada@example.org"}
+    site.save_post("hello", "# Hello\n", message="Say hello", author=ada)
+    with site.running("run"):
+        hold.wait()  # the push has landed
+        hold.remove()
+    eventually(lambda: "1 post waits, and no worker is running" in text_of(dashboard.page.get("/").text))
+    assert "1 post waits, and no worker is running" in site.command("status").stdout
+    assert "Say hello hello waiting" in text_of(dashboard.page.get("/waiting").text)
+    assert "It waits because no worker is running." in text_of(dashboard.page.get("/waiting").text)
+    assert site.run_once().returncode == 0
+    receipt = dashboard.json("/api/history")["items"][0]
+    assert [receipt[key] for key in ("outcome", "title", "author")] == ["published", "Say hello", "Ada"]
+    assert receipt["savedAt"] is not None
+    assert receipt["saveToRemoteMs"] > 0
+
+
+def test_no_time_is_named_at_which_nothing_will_happen(site: Site) -> None:
+    site.git("remote", "set-url", "origin", str(site.root / "nowhere"))
+    save(site, "delayed")
+    site.run_once()
+    with serving(site, BRITER_WORKER_QUIET_MS="600000") as dashboard:
+        save(site, "quiet")
+        eventually(lambda: dashboard.json("/api/status")["jobs"]["quiet"] == 1)
+        for wait in ("publishing is paused", "no worker is running"):
+            if "paused" in wait:
+                site.command("pause")
+            else:
+                site.command("resume")
+                os.utime(site.storage / "worker.lock", (1, 1))
+            eventually(lambda: wait in text_of(dashboard.page.get("/").text).lower())  # noqa: B023
+            said = text_of(dashboard.page.get("/waiting").text)
+            assert said.count(f"It waits because {wait}.") == 2
+            assert not re.search("next try|Attempt 2|It is published in", said)
+
+
+def test_a_name_at_the_beginning_of_a_reason_keeps_its_letters(site: Site, dashboard: Dashboard) -> None:
+    site.git("switch", "--quiet", "--create", "other")
+    publish(site, "a")
+    eventually(lambda: "The branch other is checked out, and" in text_of(dashboard.page.get("/").text))
+    site.git("switch", "--quiet", "main")
+    site.save_post("big", "# Too large\n")
+    site.run_once(BRITER_WORKER_MAX_FILE_BYTES="10")
+    eventually(lambda: "content/posts/big.md has" in text_of(dashboard.page.get("/failed").text))
+
+
+def test_a_post_that_the_remote_had_already_says_so(site: Site, dashboard: Dashboard) -> None:
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert site.run_once().names()[-2] == "nochange"
+    assert "The remote had it already at" in text_of(dashboard.page.get("/post?slug=welcome").text)
+
+
 def test_the_worker_decides_whether_a_page_says_dry_run(site: Site, dashboard: Dashboard) -> None:
     save(site, "a")
     site.run_once(BRITER_WORKER_DRY_RUN="true")
