@@ -408,7 +408,8 @@ def _fault_of(value: object, depth: int = 0) -> str:
     return ""
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> Document:
+def without_duplicates(pairs: list[tuple[str, Any]]) -> Document:
+    """Return the JSON object. Raises MalformedJobError for a key that occurs twice."""
     document = dict(pairs)
     if len(document) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -421,7 +422,7 @@ def _refuse_constant(text: str) -> float:
     raise MalformedJobError(f"{text} is not JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=without_duplicates, parse_constant=_refuse_constant)
 
 
 def encode_document(document: Document) -> bytes:

@@ -29,6 +29,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSourc
 
 from briter_worker.allowlist import ADAPTER_EXCLUDED, EXCLUDED, FOLDERS, Allowlist, compile_patterns
 from briter_worker.errors import UsageError, one_line, os_error_fix, os_error_text
+from briter_worker.job import MalformedJobError, without_duplicates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -388,7 +389,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():  # a FIFO would block
             raise UsageError(f"{path} is not a regular file", "remove it")
-        document = json.loads(path.read_bytes().decode("utf-8-sig"))
+        document = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=without_duplicates)
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -398,7 +399,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         where = f"{path}, line {error.lineno}, column {error.colno}"
         raise UsageError(f"{where}: not valid JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MalformedJobError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise UsageError(f"{path}, line 1, column 1: expected one JSON object")

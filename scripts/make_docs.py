@@ -365,8 +365,9 @@ def configuration_page() -> str:
         "Configuration",
         "Three layers, lowest first: defaults, `storage/config.json`, environment. A variable that is unset "
         "or blank hides no lower layer. A value that is not accepted stops the start with exit status 2 and "
-        "one line that names the variable, the value and what is accepted. Relative folders start at "
-        "`BRITER_APP_ROOT`.",
+        "one line that names the variable, the value and what is accepted; so does a key that occurs twice. "
+        "Other keys of the file may belong to the CMS: the start ignores them, and `doctor` names those that "
+        "look like a misspelt setting. Relative folders start at `BRITER_APP_ROOT`.",
         table(["variable", "in config.json", "default", "meaning"], rows),
         "```json\n"
         "{\n"

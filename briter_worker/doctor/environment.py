@@ -8,6 +8,7 @@ import shutil
 import stat
 import tempfile
 from contextlib import closing, suppress
+from difflib import get_close_matches
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -55,14 +56,16 @@ def check_configuration(settings: Settings) -> Iterator[Finding]:
         keys = set()
         yield ok("configuration", f"from the environment and the defaults; there is no {path}")
     variables = {described["title"] for described in known.values()} | {f"{PREFIX}DEBUG"}
-    unknown = [f"{path} has the unknown key {key}" for key in sorted(keys - set(known))]
-    unknown += [
-        f"the environment has the unknown variable {name}"
-        for name in sorted(set(os.environ) - variables)
-        if name.startswith(PREFIX)
-    ]
-    for message in unknown:
-        yield warning("configuration", message, "correct its spelling; see briter-worker schema config")
+    settings_like = {key.lower(): key for key in known}
+    for key in sorted(keys - set(known)):  # other keys may be those of a CMS that shares the file
+        plain = key.removeprefix(PREFIX).replace("_", "").lower()
+        for like in get_close_matches(plain, settings_like, n=1, cutoff=0.8):
+            message = f"{path} has the unknown key {key}, which has no effect"
+            yield warning("configuration", message, f"write {settings_like[like]} if the worker is meant")
+    for name in sorted(set(os.environ) - variables):
+        if name.startswith(PREFIX):
+            message = f"the environment has the unknown variable {name}"
+            yield warning("configuration", message, "correct its spelling; see briter-worker schema config")
     for name in sorted(_PERSONAL & {*INHERITED, *os.environ}):
         fix = "git config core.sshCommand or credential.helper in the site's repository"
         yield warning("environment", f"{name} is set, and the worker ignores it", fix)

@@ -222,11 +222,15 @@ def test_what_restricts_publishing_is_a_warning_with_its_fix(
     assert all(fix in found[check] for check, fix in fixes.items())
 
 
-def test_settings_that_nothing_reads_are_named(site: Site) -> None:
-    (site.storage / "config.json").write_text('{"gitBranch": "main", "gitBrunch": "x"}')
+def test_settings_that_nothing_reads_are_named_but_not_the_keys_of_a_cms(site: Site) -> None:
+    config = {"gitBranch": "main", "gitBranhc": "x", "BRITER_GIT_REMOTE": "origin", "theme": "dark"}
+    (site.storage / "config.json").write_text(json.dumps(config))
     result = examine(site, BRITER_GIT_REMOT="origin")
-    named = [f["message"] for f in findings(result, "configuration") if f["state"] == "warning"]
-    assert ["gitBrunch" in named[0], "BRITER_GIT_REMOT" in named[1]] == [True, True]
+    named = [f for f in findings(result, "configuration") if f["state"] == "warning"]
+    wrong = ["BRITER_GIT_REMOTE", "gitBranhc", "BRITER_GIT_REMOT"]
+    assert len(named) == 3
+    assert all(word in found["message"] for word, found in zip(wrong, named, strict=True))
+    assert [found["fix"].split()[1] for found in named[:2]] == ["gitRemote", "gitBranch"]
 
 
 def test_missing_folders_of_posts_are_warned_of(site: Site) -> None:

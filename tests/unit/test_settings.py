@@ -209,6 +209,7 @@ def test_roots_in_config_json_move_everything_but_the_file_itself(site: Site) ->
         ('"main"', "expected one JSON object"),
         ("null", "expected one JSON object"),
         ("[" * 100_000, "cannot be read"),
+        ('{"gitBranch": "main", "gitBranch": "live"}', "the key 'gitBranch' occurs twice"),
     ],
 )
 def test_a_broken_config_json_is_named_with_line_and_column(site: Site, text: str, where: str) -> None:
