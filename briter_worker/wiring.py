@@ -257,7 +257,7 @@ def run_worker(
 
 
 def _check_start(settings: Settings) -> None:
-    """Raise UsageError where the worker could never publish anything."""
+    """Raise UsageError or PublishError where the worker could never publish anything."""
     try:
         settings.queue_root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -269,7 +269,7 @@ def _check_start(settings: Settings) -> None:
         open_repository(settings).check_push_address()
     except PublishError as error:
         if error.code is FailureCode.NOT_A_REPOSITORY:
-            raise UsageError(error.message, error.fix) from error
+            raise
         # Any other failure may pass: the jobs' attempts report it.
 
 

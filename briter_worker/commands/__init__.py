@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 import typer.main
 
-from briter_worker.errors import FixableError, UsageError, describe, one_line, quote_fix
+from briter_worker.errors import (
+    FailureCode,
+    FixableError,
+    PublishError,
+    UsageError,
+    describe,
+    one_line,
+    quote_fix,
+)
 from briter_worker.events import Event, Warned
 from briter_worker.settings import Settings, load_settings
 from briter_worker.wiring import open_database
@@ -214,7 +222,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _report_error(error: Exception) -> int:
     match error:
-        case UsageError():
+        case UsageError() | PublishError(code=FailureCode.NOT_A_REPOSITORY):
             report(error.message, error.fix)
             return 2
         case FixableError() | OSError():

@@ -95,7 +95,7 @@ def test_no_module_of_the_site_is_loaded(site: Site) -> None:
     assert site.remote_file(POST) == "# Hello\n"
 
 
-@pytest.mark.parametrize("command", ["run --once", "watch"])
+@pytest.mark.parametrize("command", ["run --once", "watch", "pull"])
 def test_run_in_a_folder_that_is_no_repository_exits_2(site: Site, tmp_path: Path, command: str) -> None:
     result = site.command(*command.split(), BRITER_GIT_WORKTREE=str(tmp_path / "elsewhere"))
     assert (result.returncode, result.stdout) == (2, "")
