@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import forks
-from sites import Site, eventually
+from sites import Result, Site, eventually
 
 from briter_worker.cluster import sites
 from briter_worker.cluster.submit import enqueue
@@ -90,13 +90,16 @@ class Farm:
         assert row is not None
         return int(row[0])
 
-    def once(self, host: str = "one", *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        """`run --once` on this host."""
-        return self.command("run", "--once", *arguments, host=host, **extra)
+    def once(self, host: str = "one", *, status: int = 0, **extra: str) -> Result:
+        """`run --once` on this host, which ends with this status."""
+        done = self.command("run", "--once", host=host, **extra)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
 
-    def command(self, *arguments: str, host: str = "one", **extra: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, host: str = "one", **extra: str) -> Result:
         """A command on this host."""
-        return forks.run(arguments, os.environ | self.environment(host, **extra), self.root, timeout=120)
+        done = forks.run(arguments, os.environ | self.environment(host, **extra), self.root, timeout=120)
+        return Result(done.returncode, done.stdout, done.stderr)
 
     def start(self, host: str, *arguments: str, **extra: str) -> Running:
         """A host that runs until it is told to stop."""

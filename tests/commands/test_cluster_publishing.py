@@ -10,233 +10,237 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 import requirements
-from clones import LINES, Cluster, blobs_here, made, small
-from queue_backends import NOW
 from remotes import Exchange, HttpRemote, asks_for, cuts_after, http_remote, sshd
 
 from briter_worker.allowlist import Allowlist
+from briter_worker.client import compose
+from briter_worker.cluster import sites
+from briter_worker.cluster.submit import enqueue
 from briter_worker.errors import FailureCode, PublishError
 from briter_worker.git import clone
 from briter_worker.git.payloads import Gathered, gather
-from briter_worker.ports import blob_id
-from briter_worker.queues.postgres.payloads import PayloadSource
+from briter_worker.ports import Payload, blob_id
+from briter_worker.queues.postgres.payloads import PayloadSource, submit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sites import Site
+    from cluster_farm import Farm
+    from sites import Result, Site
 
-    from briter_worker.ports import Outcome
-    from briter_worker.queues.postgres.database import Database
+LATE, PAST = "2099-01-01", "2020-01-01"
+"""A job that was scheduled, for whenever, comes after those that were not."""
+B = "content/posts/b.md"
+LINES = "".join(f"line {n}\n" for n in range(20))
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, database: Database) -> Cluster:
-    return small(tmp_path, database)
+def blog(farm: Farm) -> Site:
+    """The one site of a cluster, with a few posts: its remote, and a clone in which people work."""
+    farm.add("blog")
+    site = farm.site("blog")
+    site.git("config", "uploadpack.allowFilter", "true", cwd=site.remote)
+    site.push_elsewhere({B: LINES})
+    return site
 
 
-def code(outcome: Outcome) -> FailureCode | None:
-    return outcome.failure.code if outcome.failure else None
+def save(
+    farm: Farm,
+    slug: str,
+    files: Mapping[str, str | None],
+    *,
+    folders: Sequence[str] = (),
+    bases: Mapping[str, str | None] | None = None,
+    at: str | None = None,
+) -> None:
+    """A CMS sends a post with all that it publishes, whatever the paths are."""
+    contents = {path: None if text is None else text.encode() for path, text in files.items()}
+    source = PayloadSource.of(contents, folders=folders)
+    submitted = tuple(
+        file._replace(base=(bases or {}).get(file.path), has_base=file.path in (bases or {}))
+        for file in source.payload.files
+    )
+    document = compose(slug, [*(folders or files)], at=at)
+    with farm.database.transaction() as connection:
+        submit(connection, "blog", document, source._replace(payload=Payload(submitted, tuple(folders))))
+
+
+def move(farm: Farm, remote: str, branch: str = "main", **credentials: str) -> None:
+    """The site gets another address of its remote."""
+    site = sites.Site("blog", remote, branch, "local-mdx", credentials=credentials or None)
+    sites.change(farm.database, site, farm.settings())
+
+
+def clone_of(farm: Farm, host: str = "one") -> Path:
+    """The folder in which this host has the site."""
+    (found,) = (farm.root / "hosts" / host).rglob("clone.git")
+    return found
 
 
 # What jobs carry
 
 
 @pytest.mark.parametrize("filters", [True, False], ids=["filters", "no-filters"])
-def test_what_a_job_brought_is_published_from_a_fresh_clone(cluster: Cluster, *, filters: bool) -> None:
-    cluster.git("config", "uploadpack.allowFilter", str(filters).lower())
-    a = cluster.save("a", {"content/posts/a.md": "A\n"})
-    outcome = cluster.publish(a)["a"]
-    assert (outcome.failure, outcome.commit) == (None, cluster.tip())
-    assert cluster.file("content/posts/a.md") == "A\n"
-    assert cluster.file("content/posts/b.md") == LINES
-    assert cluster.log() == ["Publish a", "Start the site"]
-    assert cluster.git("show", "-s", "--format=%an %cn", "main") == "Briter Worker Briter Worker"
-    assert (blob_id(LINES.encode()) in blobs_here(cluster)) is not filters
+def test_what_a_job_brought_is_published_from_a_fresh_clone(farm: Farm, blog: Site, *, filters: bool) -> None:
+    blog.git("config", "uploadpack.allowFilter", str(filters).lower(), cwd=blog.remote)
+    save(farm, "a", {"content/posts/a.md": "A\n"})
+    (published,) = farm.once().of("published")
+    assert blog.remote_log()[0] == (published["commit"], "Publish a")
+    assert blog.subjects() == ["Publish a", "Theirs", "Start the site"]
+    assert (blog.remote_file("content/posts/a.md"), blog.remote_file(B)) == ("A\n", LINES)
+    who = blog.git("show", "-s", "--format=%an %cn", "main", cwd=blog.remote)
+    assert who == "Briter Worker Briter Worker"
+    objects = blog.git("cat-file", "--batch-all-objects", "--batch-check=%(objectname)", cwd=clone_of(farm))
+    assert (blob_id(LINES.encode()) in objects) is not filters
 
 
 @pytest.mark.parametrize("declared", ["content/posts", "content/posts/x"])
 def test_what_was_deleted_below_a_declared_folder_of_a_clone_is_deleted(
-    cluster: Cluster, declared: str
+    farm: Farm, blog: Site, declared: str
 ) -> None:
-    cluster.person({"content/posts/x/gone.md": "gone\n"})
-    cms = cluster.root / "cms"
-    cluster.git("clone", "-q", str(cluster.remote), str(cms))
-    cluster.person({"content/posts/x/theirs.md": "theirs\n"})
-    shutil.rmtree(cms / "content/posts/x")
-    found = gather(
-        cms, [declared], allowlist=Allowlist(["content"]), max_bytes=1 << 20, saved_at=cluster.clock
-    )
-    cluster.submit("x", PayloadSource(found.payload, found.content))
-    assert cluster.publish("x")["x"].failure is None
-    assert cluster.file("content/posts/x/gone.md") is None
-    assert cluster.file("content/posts/x/theirs.md") == "theirs\n"
+    blog.push_elsewhere({"content/posts/x/gone.md": "gone\n"})
+    blog.git("pull", "--quiet")
+    blog.push_elsewhere({"content/posts/x/theirs.md": "theirs\n"})
+    shutil.rmtree(blog.worktree / "content/posts/x")
+    enqueue("x", [declared], site="blog", root=blog.worktree, settings=farm.settings())
+    farm.once()
+    assert blog.remote_file("content/posts/x/gone.md") is None
+    assert blog.remote_file("content/posts/x/theirs.md") == "theirs\n"
 
 
-def test_a_folder_takes_nothing_away_that_its_author_never_had(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("c", {"content/x/c.md": "c\n"}))
-    cluster.person({"content/x/theirs.md": "theirs\n", "content/x/b.md": "b\n"})
+def test_a_folder_takes_nothing_away_that_its_author_never_had(farm: Farm, blog: Site) -> None:
+    save(farm, "c", {"content/x/c.md": "c\n"})
+    farm.once()
+    blog.push_elsewhere({"content/x/theirs.md": "theirs\n", "content/x/b.md": "b\n"})
     # The author's git has seen b, which is gone, and a; the worker has published c; theirs is nobody's here.
     bases = {"content/x/a.md": None, "content/x/b.md": blob_id(b"b\n")}
-    files = {"content/x/a.md": "a\n", "content/x/b.md": None}
-    cluster.publish(cluster.save("x", files, folders=["content/x"], bases=bases))
-    names = cluster.git("ls-tree", "-r", "--name-only", "main", "content/x").splitlines()
+    save(farm, "x", {"content/x/a.md": "a\n", "content/x/b.md": None}, folders=["content/x"], bases=bases)
+    farm.once()
+    names = blog.git("ls-tree", "-r", "--name-only", "main", "content/x", cwd=blog.remote).splitlines()
     assert names == ["content/x/a.md", "content/x/theirs.md"]
 
 
-def test_a_folder_never_carries_what_a_scheduled_post_declares(cluster: Cluster) -> None:
-    request = cluster.save(
-        "x",
-        {"content/posts/x/now.md": "now\n", "content/posts/x/later.md": "later\n"},
-        folders=["content/posts/x"],
-    )
-    cluster.publish(request, scheduled={"content/posts/x/later.md": NOW + 60})
-    assert cluster.file("content/posts/x/now.md") == "now\n"
-    assert cluster.file("content/posts/x/later.md") is None
+def test_a_folder_never_carries_what_a_scheduled_post_declares(farm: Farm, blog: Site) -> None:
+    files = {"content/posts/x/now.md": "now\n", "content/posts/x/later.md": "later\n"}
+    save(farm, "later", {"content/posts/x/later.md": "later\n"}, at=LATE)
+    save(farm, "x", files, folders=["content/posts/x"])
+    farm.once()
+    assert blog.remote_file("content/posts/x/now.md") == "now\n"
+    assert blog.remote_file("content/posts/x/later.md") is None
 
 
-def test_what_is_not_allowed_is_refused_with_the_reason_and_never_written(cluster: Cluster) -> None:
-    request = cluster.save(
-        "a",
-        {"content/a.md": "A\n", "../../escaped.md": "no\n", "content/.git/config": "no\n", "x.md": "no\n"},
-    )
-    outcome = cluster.publish(request)["a"]
-    assert outcome.commit
-    assert set(outcome.rejected_paths) == {"../../escaped.md", "content/.git/config", "x.md"}
-    assert cluster.git("show", "--format=", "--name-only", "main") == "content/a.md"
-    assert not list(cluster.root.rglob("escaped.md"))
+def test_what_is_not_allowed_is_refused_with_the_reason_and_never_written(farm: Farm, blog: Site) -> None:
+    refused = ("../../escaped.md", "content/.git/config", "x.md")
+    save(farm, "a", {"content/a.md": "A\n", **dict.fromkeys(refused, "no\n")})
+    (published,) = farm.once().of("published")
+    assert set(published["rejectedPaths"]) == set(refused)
+    assert blog.git("show", "--format=", "--name-only", "main", cwd=blog.remote) == "content/a.md"
+    assert not list(farm.root.rglob("escaped.md"))
 
 
-def test_an_older_version_never_takes_the_place_of_a_newer_one_that_is_published(cluster: Cluster) -> None:
-    old = cluster.save("old", {"content/a.md": "old\n", "content/only.md": "only\n"})
-    cluster.publish(cluster.save("new", {"content/a.md": "new\n"}))
-    outcome = cluster.publish(old)["old"]
-    assert outcome.failure is None
-    assert cluster.file("content/a.md") == "new\n"
-    assert cluster.file("content/only.md") == "only\n"
+@pytest.mark.parametrize("at", [LATE, PAST], ids=["published before", "in the same batch"])
+def test_an_older_save_takes_no_newer_version_away(farm: Farm, blog: Site, at: str) -> None:
+    save(farm, "old", {"content/a.md": "old\n", "content/only.md": "only\n"}, at=at)
+    save(farm, "gone", {"content/b.md": None}, at=at)
+    save(farm, "folder", {"content/x/1.md": "1\n"}, folders=["content/x"], at=at)
+    save(farm, "new", {"content/a.md": "new\n", "content/b.md": "new\n", "content/x/2.md": "2\n"})
+    assert farm.once().of("published")[0]["slug"] == "new"
+    for slug in ("old", "gone", "folder") if at == LATE else ():
+        assert farm.command("publish-now", slug, "--site", "blog").returncode == 0
+    farm.once()
+    assert farm.rows() == 0
+    for path, text in (("a", "new\n"), ("b", "new\n"), ("only", "only\n"), ("x/1", "1\n"), ("x/2", "2\n")):
+        assert blog.remote_file(f"content/{path}.md") == text, path
 
 
-def test_an_older_deletion_never_takes_a_newer_version_away(cluster: Cluster) -> None:
-    gone = cluster.save("gone", {"content/a.md": None})
-    folder = cluster.save("folder", {"content/x/1.md": "1\n"}, folders=["content/x"])
-    cluster.publish(cluster.save("new", {"content/a.md": "new\n", "content/x/2.md": "2\n"}))
-    cluster.publish(gone, folder)
-    assert cluster.file("content/a.md") == "new\n"
-    assert cluster.file("content/x/2.md") == "2\n"
-    assert cluster.file("content/x/1.md") == "1\n"
-
-
-def test_what_the_site_ignores_is_refused_unless_git_has_it(cluster: Cluster) -> None:
-    cluster.person({"content/tracked.tmp": "tracked\n"})
-    cluster.person({".gitignore": "*.tmp\n", "content/posts/.gitignore": "draft-*\n"})
-    outcomes = cluster.publish(
-        cluster.save("ignored", {"content/a.tmp": "no\n"}),
-        cluster.save("draft", {"content/posts/draft-a.md": "no\n"}),
-        cluster.save("tracked", {"content/tracked.tmp": "new\n"}),
-        cluster.save("folder", {"content/y/a.md": "a\n", "content/y/b.tmp": "no\n"}, folders=["content/y"]),
-    )
-    assert code(outcomes["ignored"]) is code(outcomes["draft"]) is FailureCode.NO_PATHS
-    assert cluster.file("content/tracked.tmp") == "new\n"
-    assert cluster.git("ls-tree", "--name-only", "main", "content/y/") == "content/y/a.md"
-
-
-def test_of_two_versions_in_a_batch_the_newer_is_published_whichever_comes_first(cluster: Cluster) -> None:
+def test_of_two_folders_in_a_batch_the_newer_one_counts_whichever_comes_first(farm: Farm, blog: Site) -> None:
     files = {"content/x/a.md": "old\n", "content/x/b.md": "gone since\n"}
-    old = cluster.save("old", files, folders=["content/x"])
-    new = cluster.save("new", {"content/x/a.md": "new\n"}, folders=["content/x"])
-    cluster.publish(new, old)
-    assert cluster.file("content/x/a.md") == "new\n"
-    assert cluster.file("content/x/b.md") is None
+    save(farm, "old", files, folders=["content/x"], at=PAST)
+    save(farm, "new", {"content/x/a.md": "new\n"}, folders=["content/x"])
+    assert [event["slug"] for event in farm.once().of("start")] == ["new", "old"]
+    assert blog.remote_file("content/x/a.md") == "new\n"
+    assert blog.remote_file("content/x/b.md") is None
+
+
+def test_what_the_site_ignores_is_refused_unless_git_has_it(farm: Farm, blog: Site) -> None:
+    blog.push_elsewhere({"content/tracked.tmp": "tracked\n"})
+    blog.push_elsewhere({".gitignore": "*.tmp\n", "content/posts/.gitignore": "draft-*\n"})
+    save(farm, "ignored", {"content/a.tmp": "no\n"})
+    save(farm, "draft", {"content/posts/draft-a.md": "no\n"})
+    save(farm, "tracked", {"content/tracked.tmp": "new\n"})
+    save(farm, "folder", {"content/y/a.md": "a\n", "content/y/b.tmp": "no\n"}, folders=["content/y"])
+    assert {event["slug"] for event in farm.once(status=1).of("nopaths")} == {"ignored", "draft"}
+    assert blog.remote_file("content/tracked.tmp") == "new\n"
+    assert blog.git("ls-tree", "--name-only", "main", "content/y/", cwd=blog.remote) == "content/y/a.md"
 
 
 # Beside other people
 
 
-def test_what_the_author_started_from_is_merged_with_where_it_is_known(cluster: Cluster) -> None:
-    cluster.person({"content/posts/b.md": LINES.replace("line 1\n", "line one\n")})
+def test_what_the_author_started_from_is_merged_with_where_it_is_known(farm: Farm, blog: Site) -> None:
+    blog.push_elsewhere({B: LINES.replace("line 1\n", "line one\n")})
     mine = LINES.replace("line 18\n", "line eighteen\n")
-    request = cluster.save(
-        "b", {"content/posts/b.md": mine}, bases={"content/posts/b.md": blob_id(LINES.encode())}
-    )
-    assert cluster.publish(request)["b"].failure is None
-    assert cluster.file("content/posts/b.md") == mine.replace("line 1\n", "line one\n")
+    save(farm, "b", {B: mine}, bases={B: blob_id(LINES.encode())})
+    farm.once()
+    assert blog.remote_file(B) == mine.replace("line 1\n", "line one\n")
 
 
-def test_a_deleted_branch_is_not_recreated(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
-    cluster.git("update-ref", "-d", "refs/heads/main")
-    c = cluster.save("c", {"content/c.md": "C\n"})
+def test_a_deleted_branch_is_not_recreated(farm: Farm, blog: Site) -> None:
+    save(farm, "a", {"content/a.md": "A\n"})
+    farm.once()
+    blog.git("update-ref", "-d", "refs/heads/main", cwd=blog.remote)
+    save(farm, "c", {"content/c.md": "C\n"})
     for host in ("one", "fresh"):
-        with pytest.raises(PublishError) as failure:
-            cluster.publish(c, node=host)
-        assert failure.value.code is FailureCode.REMOTE_REWRITTEN
-        assert "no branch main" in failure.value.message
-    assert cluster.git("for-each-ref") == ""
+        (failed,) = farm.once(host, status=1).of("failed")
+        assert (failed["failure"], "no branch main" in failed["error"]) == ("remote-rewritten", True)
+        farm.command("retry", "c", "--site", "blog")
+    assert blog.git("for-each-ref", cwd=blog.remote) == ""
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["cache", "fresh"])
-def test_a_rewritten_branch_is_built_upon_and_never_set_back(cluster: Cluster, *, lost: bool) -> None:
-    first = cluster.tip()
-    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
-    cluster.git("update-ref", "refs/heads/main", first)
-    cluster.person({"content/theirs.md": "theirs\n"})
-    host = "fresh" if lost else "one"
-    outcome = cluster.publish(cluster.save("c", {"content/c.md": "C\n"}), node=host)["c"]
-    assert outcome.failure is None
-    assert cluster.log() == ["Publish c", "Somebody else's", "Start the site"]
-    if not lost:
-        assert "no longer contains" in cluster.warned[0]
+@pytest.mark.parametrize("host", ["one", "fresh"])
+def test_a_rewritten_branch_is_built_upon_and_never_set_back(farm: Farm, blog: Site, host: str) -> None:
+    first = blog.remote_log()[0][0]
+    save(farm, "a", {"content/a.md": "A\n"})
+    farm.once()
+    blog.git("update-ref", "refs/heads/main", first, cwd=blog.remote)
+    blog.git("reset", "-q", "--hard", first, cwd=blog.root / "other")
+    blog.push_elsewhere({"content/theirs.md": "theirs\n"})
+    save(farm, "c", {"content/c.md": "C\n"})
+    done = farm.once(host)
+    assert blog.subjects() == ["Publish c", "Theirs", "Theirs", "Start the site"]
+    assert host == "fresh" or "no longer contains" in done.of("warning")[0]["error"]
 
 
-# On several nodes
+@pytest.fixture
+def http(farm: Farm, blog: Site) -> Iterator[HttpRemote]:
+    """The site's remote, reached by HTTP."""
+    with http_remote(farm.root / "sites") as server:
+        move(farm, server.url(blog.remote))
+        yield server
 
 
-def test_a_push_whose_answer_was_lost_is_found_by_another_node(cluster: Cluster) -> None:
-    a = cluster.save("a", {"content/a.md": "A\n"})
-    with http_remote(cluster.root) as server:
-        url, cluster.url = cluster.url, server.url(cluster.remote)
-
-        def then_nothing(exchange: Exchange) -> None:
-            cuts_after(exchange)
-            server.behaviour = lambda each: each.hang_up()
-
-        server.on_push = then_nothing
-        with pytest.raises(PublishError) as failure:
-            cluster.publish(a)
-        assert failure.value.code is FailureCode.NETWORK
-    cluster.url = url
-    assert cluster.log() == ["Publish a", "Start the site"]
-    (plan,) = cluster.plans(0).plans()
-    # However much was published upon it, and whatever the node has of it.
-    for number in range(3):
-        cluster.person({"content/theirs.md": f"{number}\n"})
-    for node in ("two", "three", "two"):
-        assert cluster.resolve(node) == 1
-        cluster.plans(cluster.take()).record(plan)
-
-
-def test_an_edit_of_what_landed_unsettled_is_no_conflict_with_ourselves(cluster: Cluster) -> None:
-    path = "content/posts/b.md"
+@pytest.mark.parametrize("host", ["one", "fresh"])
+def test_a_push_whose_answer_was_lost_is_found_by_any_node_and_the_next_save_is_an_edit_of_it(
+    farm: Farm, blog: Site, http: HttpRemote, host: str
+) -> None:
     start = blob_id(LINES.encode())
-    first = cluster.save("b", {path: LINES + "one\n"}, bases={path: start})
-    cluster.publish(first, settle=False)  # it landed, and the worker died before it could say so
-    cluster.resolve("two")
-    second = cluster.save("b", {path: LINES + "two\n"}, bases={path: start})
-    for host in ("fresh", "one"):
-        assert cluster.publish(second, node=host, settle=False)["b"].failure is None
-    assert cluster.file(path) == LINES + "two\n"
+    save(farm, "b", {B: LINES + "one\n"}, bases={B: start})
 
+    def then_nothing(exchange: Exchange) -> None:
+        cuts_after(exchange)
+        http.behaviour = Exchange.hang_up
 
-def test_a_persons_edit_of_what_landed_unsettled_is_kept(cluster: Cluster) -> None:
-    path = "content/posts/b.md"
-    start = blob_id(LINES.encode())
-    cluster.publish(cluster.save("b", {path: LINES + "one\n"}, bases={path: start}), settle=False)
-    cluster.resolve("two")
-    cluster.person({path: "their first\n" + LINES + "one\n"})
-    second = cluster.save("b", {path: LINES + "one and more\n"}, bases={path: start})
-    assert cluster.publish(second, node="fresh")["b"].failure is None
-    assert cluster.file(path) == "their first\n" + LINES + "one and more\n"
+    http.on_push = then_nothing
+    farm.once(status=1)
+    commit = blog.remote_log()[0][0]
+    for number in range(3):  # however much was published upon it
+        blog.push_elsewhere({B: f"their {number}\n" + LINES + "one\n"})
+    http.heal()
+    save(farm, "b", {B: LINES + "one and more\n"}, bases={B: start})
+    first, second = farm.once(host).of("published")
+    assert (first["commit"], second["commit"]) == (commit, blog.remote_log()[0][0])
+    assert blog.remote_file(B) == "their 2\n" + LINES + "one and more\n"
 
 
 # What is sent: everything that the job declares, and nothing else
@@ -321,13 +325,6 @@ def test_a_folder_that_is_not_sent_whole_names_what_was_deleted_instead(site: Si
 SECRET = "s3cret-canary-0451"  # noqa: S105 - the canary
 
 
-@pytest.fixture
-def http(cluster: Cluster) -> Iterator[HttpRemote]:
-    with http_remote(cluster.root) as server:
-        cluster.url = server.url(cluster.remote)
-        yield server
-
-
 DAMAGES = {
     "all of the node's": "rm -rf $node",
     "the clone": "rm -rf $clone",
@@ -343,51 +340,58 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_clone_that_is_lost_or_damaged_costs_no_attempt(cluster: Cluster, damage: str) -> None:
-    cluster.publish(cluster.save("a", {"content/posts/a.md": "A\n"}))
-    places = {"node": cluster.folder(), "clone": cluster.clone(), "remote": cluster.remote}
-    env = os.environ | {name: str(place) for name, place in places.items()}
+def test_a_clone_that_is_lost_or_damaged_costs_no_attempt(farm: Farm, blog: Site, damage: str) -> None:
+    save(farm, "a", {"content/posts/a.md": "A\n"})
+    farm.once()
+    found = clone_of(farm)
+    env = os.environ | {"node": str(found.parent), "clone": str(found), "remote": str(blog.remote)}
     subprocess.run(["sh", "-euc", DAMAGES[damage]], env=env, check=True)
-    outcome = cluster.publish(cluster.save("c", {"content/posts/c/c.md": "C\n"}, folders=["content/posts/c"]))
-    assert outcome["c"].commit == cluster.tip()
-    assert cluster.log() == ["Publish c", "Publish a", "Start the site"]
-    assert cluster.file("content/posts/b.md") == LINES
-    cluster.git("fsck", "--strict", "--no-dangling")
+    save(farm, "c", {"content/posts/c/c.md": "C\n"}, folders=["content/posts/c"])
+    assert [event["attempt"] for event in farm.once().of("published")] == [1]
+    assert blog.subjects() == ["Publish c", "Publish a", "Theirs", "Start the site"]
+    assert blog.remote_file(B) == LINES
+    blog.git("fsck", "--strict", "--no-dangling", cwd=blog.remote)
 
 
-def test_a_clone_of_another_address_or_branch_is_not_used(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
-    (tmp_path / "elsewhere").mkdir()
-    other = made(tmp_path / "elsewhere", cluster.database, {"content/other.md": "other\n"})
-    url, cluster.url = cluster.url, other.url
-    cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
-    assert other.log() == ["Publish c", "Start the site"]
-    cluster.url, cluster.branch = url, "drafts"
-    cluster.git("branch", "drafts", "main~1")
-    cluster.publish(cluster.save("d", {"content/d.md": "D\n"}))
-    assert cluster.log("drafts") == ["Publish d", "Start the site"]
-    assert cluster.log() == ["Publish a", "Start the site"]
+def test_a_clone_of_another_address_or_branch_is_not_used(farm: Farm, blog: Site) -> None:
+    save(farm, "a", {"content/a.md": "A\n"})
+    farm.once()
+    farm.add("other")
+    move(farm, str(farm.remote("other")))
+    save(farm, "c", {"content/c.md": "C\n"})
+    farm.once()
+    assert farm.site("other").subjects() == ["Publish c", "Start the site"]
+    blog.git("branch", "drafts", "main~1", cwd=blog.remote)
+    move(farm, str(blog.remote), "drafts")
+    save(farm, "d", {"content/d.md": "D\n"})
+    farm.once()
+    assert blog.subjects("drafts") == ["Publish d", "Theirs", "Start the site"]
+    assert blog.subjects() == ["Publish a", "Theirs", "Start the site"]
 
 
 @pytest.mark.parametrize("made_before", [False, True], ids=["before it is made", "while posts are written"])
-def test_a_full_disk_under_the_clone_is_the_nodes_condition(cluster: Cluster, *, made_before: bool) -> None:
-    post = cluster.save("a", {"content/a.md": "A\n" * 100_000})
-    with requirements.small(cluster.root / "nodes", size="4m") as place:
+def test_a_full_disk_under_the_clone_is_the_nodes_condition(
+    farm: Farm, blog: Site, *, made_before: bool
+) -> None:
+    with requirements.small(farm.root / "cache", size="4m") as place:
+        cache = {"BRITER_CACHE_ROOT": str(place)}
         if made_before:
-            cluster.publish(cluster.save("b", {"content/b.md": "B\n"}))
-        with requirements.full(place), pytest.raises(PublishError) as failed:
-            cluster.publish(post)
-        assert failed.value.code is FailureCode.DISK
-        assert cluster.publish(post)["a"].commit == cluster.tip()
+            save(farm, "b", {"content/b.md": "B\n"})
+            farm.once(**cache)
+        save(farm, "a", {"content/a.md": "A\n" * 100_000})
+        with requirements.full(place):
+            done = farm.once(status=1, **cache)
+        assert "takes no sites" in done.of("warning")[0]["error"]
+        assert [event["attempt"] for event in farm.once(**cache).of("published")] == [1]
+    assert blog.remote_file("content/a.md") == "A\n" * 100_000
 
 
-# Its cost
-
-
-def test_a_drain_with_a_clone_only_pushes(cluster: Cluster, http: HttpRemote) -> None:
-    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+def test_a_drain_with_a_clone_only_pushes(farm: Farm, http: HttpRemote) -> None:
+    save(farm, "a", {"content/a.md": "A\n"})
+    farm.once()
     http.asked.clear()
-    cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
+    save(farm, "c", {"content/c.md": "C\n"})
+    farm.once()
     assert http.asked == ["GET git-receive-pack", "POST git-receive-pack"]
 
 
@@ -396,11 +400,7 @@ def test_a_drain_with_a_clone_only_pushes(cluster: Cluster, http: HttpRemote) ->
 
 @pytest.mark.parametrize("kind", ["env", "file"])
 def test_a_credential_is_used_and_is_nowhere_to_be_seen(
-    cluster: Cluster,
-    http: HttpRemote,
-    kind: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    farm: Farm, blog: Site, http: HttpRemote, kind: str
 ) -> None:
     serve = asks_for("blog", SECRET)
     seen: list[str] = []
@@ -410,39 +410,36 @@ def test_a_credential_is_used_and_is_nowhere_to_be_seen(
             seen.extend(process.info["cmdline"] or ())
         serve(exchange)
 
+    def publish(slug: str, token: str, host: str, status: int = 0) -> Result:
+        (farm.root / "token").write_text(f"{token}\n")
+        save(farm, slug, {f"content/{slug}.md": f"{slug}\n"})
+        return farm.once(host, status=status, BLOG_TOKEN=token)
+
     http.behaviour = look
-    monkeypatch.setenv("BLOG_TOKEN", SECRET)
-    (cluster.root / "token").write_text(f"{SECRET}\n")
-    place = {"env": "BLOG_TOKEN", "file": str(cluster.root / "token")}
-    cluster.credentials = {kind: place[kind], "username": "blog"}
-    assert cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))["a"].commit == cluster.tip()
+    place = {"env": "BLOG_TOKEN", "file": str(farm.root / "token")}[kind]
+    move(farm, http.url(blog.remote), **{kind: place}, username="blog")
+    said = publish("a", SECRET, "one")
+    assert said.of("published")
     assert not [word for word in seen if SECRET in word]
     assert any("git-remote-http" in word for word in seen)
-    for file in cluster.folder().rglob("*"):
+    for file in (farm.root / "hosts").rglob("*"):
         assert not file.is_file() or SECRET.encode() not in file.read_bytes()
     http.behaviour = asks_for("blog", "rotated-token")
-    with pytest.raises(PublishError) as failure:
-        cluster.publish(cluster.save("c", {"content/c.md": "C\n"}), node="two")
-    assert failure.value.code is FailureCode.AUTH
-    assert SECRET not in failure.value.message + caplog.text + "".join(cluster.warned)
-    monkeypatch.setenv("BLOG_TOKEN", "rotated-token")  # rotated: the next publication reads it anew
-    (cluster.root / "token").write_text("rotated-token\n")
-    assert (
-        cluster.publish(cluster.save("c", {"content/c.md": "C\n"}), node="two")["c"].commit == cluster.tip()
-    )
+    refused = publish("c", SECRET, "two", status=1)
+    assert [event["failure"] for event in refused.of("failed")] == ["auth"]
+    assert SECRET not in said.stdout + said.stderr + refused.stdout + refused.stderr
+    # Rotated: the next publication reads it anew.
+    assert "d" in [event["slug"] for event in publish("d", "rotated-token", "two").of("published")]
 
 
-def test_no_helper_of_the_node_is_told_the_credential(
-    cluster: Cluster, http: HttpRemote, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = cluster.root / "home"
+def test_no_helper_of_the_node_is_told_the_credential(farm: Farm, blog: Site, http: HttpRemote) -> None:
+    home = farm.root / "home"
     home.mkdir()
     (home / ".gitconfig").write_text("[credential]\n\thelper = store\n")
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("BLOG_TOKEN", SECRET)
     http.behaviour = asks_for("x-access-token", SECRET)
-    cluster.credentials = {"env": "BLOG_TOKEN"}
-    assert cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))["a"].commit
+    move(farm, http.url(blog.remote), env="BLOG_TOKEN")
+    save(farm, "a", {"content/a.md": "A\n"})
+    assert farm.once(HOME=str(home), BLOG_TOKEN=SECRET).of("published")
     assert [path.name for path in home.iterdir()] == [".gitconfig"]
 
 
@@ -464,19 +461,18 @@ def test_a_credential_that_cannot_be_used_is_named_with_its_place(
     assert failure.value.fix
 
 
-def test_an_ssh_key_is_used_by_its_place(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    with sshd(cluster.root / "ssh") as host:
+def test_an_ssh_key_is_used_by_its_place(farm: Farm, blog: Site) -> None:
+    with sshd(farm.root / "ssh") as host:
         key = host.folder / "client"
         key.rename(host.folder / "deploy key")
-        home = cluster.root / "home"
+        home = farm.root / "home"
         home.mkdir()
         ssh = host.command.replace(f"-i {key} ", "").replace(f"-p {host.port} ", "")
         (home / ".gitconfig").write_text(f'[core]\n\tsshCommand = "{ssh}"\n')
-        monkeypatch.setenv("HOME", str(home))
-        cluster.url = f"ssh://127.0.0.1:{host.port}{cluster.remote}"
-        cluster.credentials = {"sshKey": str(host.folder / "deploy key")}
-        assert cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))["a"].commit == cluster.tip()
-        cluster.credentials = None
-        with pytest.raises(PublishError) as failure:
-            cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
-        assert failure.value.code is FailureCode.AUTH
+        url = f"ssh://127.0.0.1:{host.port}{blog.remote}"
+        move(farm, url, sshKey=str(host.folder / "deploy key"))
+        save(farm, "a", {"content/a.md": "A\n"})
+        assert farm.once(HOME=str(home)).of("published")
+        move(farm, url)
+        save(farm, "c", {"content/c.md": "C\n"})
+        assert farm.once(status=1, HOME=str(home)).of("failed")[0]["failure"] == "auth"

@@ -15,18 +15,17 @@ import pytest
 from dashboards import serving
 from outcomes import save
 from receivers import receiving
-from sites import events_in, eventually, lines_of
+from sites import eventually, lines_of
 
 from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.worker import Puller
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
     from cluster_farm import Farm
-    from sites import Site
+    from sites import Result, Site
 
 
 THEIRS = "content/posts/theirs.md"
@@ -281,10 +280,9 @@ def test_pulls_come_less_often_while_they_fail_and_an_order_stays_until_one_succ
 # --- in a cluster
 
 
-def updates(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
+def updates(done: Result) -> list[list[str]]:
     """The paths of each update that the node emitted."""
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [each["paths"] for each in events_in(done.stdout) if each["event"] == "site-updated"]
+    return [each["paths"] for each in done.of("site-updated")]
 
 
 def test_the_edits_of_others_are_an_event_in_a_cluster(farm: Farm) -> None:
@@ -307,7 +305,7 @@ def test_the_edits_of_others_are_an_event_in_a_cluster(farm: Farm) -> None:
         assert order(dashboard.base, {"X-Gitlab-Token": "wrong"}, path).status_code == 401
         assert order(dashboard.base, HOSTS["GitHub"], path).status_code == 202
     shutil.move(site.remote, site.remote.with_suffix(".away"))
-    assert "site-updated" not in farm.once().stdout
+    assert "site-updated" not in farm.once(status=1).names()
     shutil.move(site.remote.with_suffix(".away"), site.remote)
     with farm.database.connection() as connection:
         (away,) = connection.execute("SELECT pull_at - extract(epoch FROM now()) FROM sites").fetchone() or (

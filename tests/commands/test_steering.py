@@ -250,12 +250,11 @@ def test_each_site_of_a_cluster_has_its_own_quiet_time(farm: Farm) -> None:
     farm.save("blog", "post")
     farm.save("blog", "post")
     farm.save("shop", "offer")
-    done = farm.once()
-    assert done.returncode == 0, done.stdout + done.stderr
+    farm.once()
     assert (farm.published("blog"), farm.published("shop")) == (Counter(), Counter({"offer": 1}))
     queue = control_queue(farm.database, "blog")
     assert [row.state for row in queue.jobs(time.time())] == [State.QUIET]
     assert [summary.jobs["quiet"] for summary in sites.summaries(farm.database, time.time())] == [1, 0]
     queue.publish_now("post", time.time())
-    assert farm.once().returncode == 0
+    farm.once()
     assert farm.published("blog") == Counter({"post": 1})
