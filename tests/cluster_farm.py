@@ -90,10 +90,16 @@ class Farm:
         assert row is not None
         return int(row[0])
 
-    def once(self, host: str = "one", *, status: int = 0, **extra: str) -> Result:
-        """`run --once` on this host, which ends with this status."""
+    def once(self, host: str = "one", **extra: str) -> Result:
+        """`run --once` on this host, where all goes well."""
         done = self.command("run", "--once", host=host, **extra)
-        assert done.returncode == status, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def fail_once(self, host: str = "one", **extra: str) -> Result:
+        """`run --once` on this host, where something fails."""
+        done = self.command("run", "--once", host=host, **extra)
+        assert done.returncode == 1, done.stdout + done.stderr
         return done
 
     def command(self, *arguments: str, host: str = "one", **extra: str) -> Result:

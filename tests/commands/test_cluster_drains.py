@@ -138,7 +138,7 @@ def test_a_site_whose_remote_is_gone_fails_alone(farm: Farm) -> None:
     farm.remote("blog").rename(farm.remote("blog").with_name("elsewhere.git"))
     farm.save("blog", "post")
     farm.save("shop", "offer")
-    done = farm.once(status=1, BRITER_WORKER_BACKOFF_MS="60000")
+    done = farm.fail_once(BRITER_WORKER_BACKOFF_MS="60000")
     assert farm.published("shop") == Counter({"offer": 1})
     (failed,) = done.of("failed")
     assert (failed["site"], failed["slug"]) == ("blog", "post")
@@ -375,7 +375,7 @@ def test_a_restored_backup_never_reverts_a_post(farm: Farm, postgres_server: Ser
                 ("post", "content/post.md")
             ]
             assert (found["compared"], found["unchecked"]) == (1, {})
-        done = farm.once("fresh" if way == "fresh" else "one", status=1)
+        done = farm.fail_once("fresh" if way == "fresh" else "one")
         (letter,) = done.of("dead-lettered")
         assert (letter["slug"], letter["failure"]) == ("post", "outdated"), done.stdout
         assert farm.site("blog").git("rev-parse", "main", cwd=farm.remote("blog"))[:10] in letter["error"]

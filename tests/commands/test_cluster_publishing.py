@@ -170,7 +170,7 @@ def test_what_the_site_ignores_is_refused_unless_git_has_it(farm: Farm, blog: Si
     save(farm, "draft", {"content/posts/draft-a.md": "no\n"})
     save(farm, "tracked", {"content/tracked.tmp": "new\n"})
     save(farm, "folder", {"content/y/a.md": "a\n", "content/y/b.tmp": "no\n"}, folders=["content/y"])
-    assert {event["slug"] for event in farm.once(status=1).of("nopaths")} == {"ignored", "draft"}
+    assert {event["slug"] for event in farm.fail_once().of("nopaths")} == {"ignored", "draft"}
     assert blog.remote_file("content/tracked.tmp") == "new\n"
     assert blog.git("ls-tree", "--name-only", "main", "content/y/", cwd=blog.remote) == "content/y/a.md"
 
@@ -192,7 +192,7 @@ def test_a_deleted_branch_is_not_recreated(farm: Farm, blog: Site) -> None:
     blog.git("update-ref", "-d", "refs/heads/main", cwd=blog.remote)
     save(farm, "c", {"content/c.md": "C\n"})
     for host in ("one", "fresh"):
-        (failed,) = farm.once(host, status=1).of("failed")
+        (failed,) = farm.fail_once(host).of("failed")
         assert (failed["failure"], "no branch main" in failed["error"]) == ("remote-rewritten", True)
         farm.command("retry", "c", "--site", "blog")
     assert blog.git("for-each-ref", cwd=blog.remote) == ""
@@ -232,7 +232,7 @@ def test_a_push_whose_answer_was_lost_is_found_by_any_node_and_the_next_save_is_
         http.behaviour = Exchange.hang_up
 
     http.on_push = then_nothing
-    farm.once(status=1)
+    farm.fail_once()
     commit = blog.remote_log()[0][0]
     for number in range(3):  # however much was published upon it
         blog.push_elsewhere({B: f"their {number}\n" + LINES + "one\n"})
@@ -380,7 +380,7 @@ def test_a_full_disk_under_the_clone_is_the_nodes_condition(
             farm.once(**cache)
         save(farm, "a", {"content/a.md": "A\n" * 100_000})
         with requirements.full(place):
-            done = farm.once(status=1, **cache)
+            done = farm.fail_once(**cache)
         assert "takes no sites" in done.of("warning")[0]["error"]
         assert [event["attempt"] for event in farm.once(**cache).of("published")] == [1]
     assert blog.remote_file("content/a.md") == "A\n" * 100_000
@@ -410,10 +410,10 @@ def test_a_credential_is_used_and_is_nowhere_to_be_seen(
             seen.extend(process.info["cmdline"] or ())
         serve(exchange)
 
-    def publish(slug: str, token: str, host: str, status: int = 0) -> Result:
+    def publish(slug: str, token: str, host: str) -> Result:
         (farm.root / "token").write_text(f"{token}\n")
         save(farm, slug, {f"content/{slug}.md": f"{slug}\n"})
-        return farm.once(host, status=status, BLOG_TOKEN=token)
+        return farm.command("run", "--once", host=host, BLOG_TOKEN=token)
 
     http.behaviour = look
     place = {"env": "BLOG_TOKEN", "file": str(farm.root / "token")}[kind]
@@ -425,7 +425,7 @@ def test_a_credential_is_used_and_is_nowhere_to_be_seen(
     for file in (farm.root / "hosts").rglob("*"):
         assert not file.is_file() or SECRET.encode() not in file.read_bytes()
     http.behaviour = asks_for("blog", "rotated-token")
-    refused = publish("c", SECRET, "two", status=1)
+    refused = publish("c", SECRET, "two")
     assert [event["failure"] for event in refused.of("failed")] == ["auth"]
     assert SECRET not in said.stdout + said.stderr + refused.stdout + refused.stderr
     # Rotated: the next publication reads it anew.
@@ -475,4 +475,4 @@ def test_an_ssh_key_is_used_by_its_place(farm: Farm, blog: Site) -> None:
         assert farm.once(HOME=str(home)).of("published")
         move(farm, url)
         save(farm, "c", {"content/c.md": "C\n"})
-        assert farm.once(status=1, HOME=str(home)).of("failed")[0]["failure"] == "auth"
+        assert farm.fail_once(HOME=str(home)).of("failed")[0]["failure"] == "auth"

@@ -265,7 +265,7 @@ def test_a_waiting_save_and_what_makes_no_sense_refuse_an_undo_in_a_cluster(farm
         done = farm.command("undo", *args, "--site", "blog")
         assert (done.returncode, words in done.stderr, "Fix: " in done.stderr) == (status, True, True)
     in_cluster(farm, "undo", "a", "--to", "0123456789")
-    farm.once(status=1)
+    farm.fail_once()
     (job,) = in_cluster(farm, "list")
     assert (job["state"], job["attempts"], "no commit of main" in job["lastError"]) == ("failed", 1, True)
     done = farm.command("undo", "a", "--site", "blog")
