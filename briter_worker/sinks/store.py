@@ -39,7 +39,7 @@ _MAX_DELAY_S = 2 * 86400.0
 """A message that is due later than this was deferred before the clock was set back."""
 _NEXT = (
     "SELECT message, url, created, content_type, body, build, id, attempts + 1 FROM messages"
-    " WHERE due <= ? OR due > ? ORDER BY due, id LIMIT 1"
+    " WHERE (due <= ? OR due > ?){} ORDER BY due, id LIMIT 1"
 )
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")
 
@@ -294,10 +294,15 @@ class Outbox:
             return build.created
         return max(build.created, float(found[0]) + self.build_interval)
 
-    def take(self, now: float) -> Delivery | None:
-        """Return the next message that is due, leased, with its attempt counted; None if nothing is due."""
+    def take(self, now: float, besides: Sequence[str] = ()) -> Delivery | None:
+        """Return the next message that is due, leased, with its attempt counted; None if nothing is due.
+
+        Messages for addresses that begin with one of `besides` stay.
+        """
+        others, values = _not_to(besides)
         with self.store.transaction() as transaction:
-            row = transaction.execute(_NEXT + self.store.skip_locked, (now, now + _MAX_DELAY_S)).fetchone()
+            statement = _NEXT.format(others) + self.store.skip_locked
+            row = transaction.execute(statement, (now, now + _MAX_DELAY_S, *values)).fetchone()
             if row is None:
                 return None
             taken = Delivery(*row)
@@ -336,10 +341,16 @@ class Outbox:
                     (due, delivery.url, due),
                 )
 
-    def next_due(self) -> float:
-        """Return when the next message is due; infinity if there is none."""
-        rows = self.store.query("SELECT min(due) FROM messages")
+    def next_due(self, besides: Sequence[str] = ()) -> float:
+        """Return when the next of these messages is due; infinity if there is none."""
+        others, values = _not_to(besides)
+        rows = self.store.query(f"SELECT min(due) FROM messages WHERE true{others}", values)  # noqa: S608 - marks only
         return math.inf if not rows or rows[0][0] is None else float(rows[0][0])
+
+
+def _not_to(beginnings: Sequence[str]) -> tuple[str, list[int | str]]:
+    values = [value for each in beginnings for value in (len(each), each)]
+    return " AND substr(url, 1, ?) <> ?" * len(beginnings), values
 
 
 def unsent(store: Store) -> list[tuple[str, int, str]]:

@@ -1,7 +1,8 @@
 """Webhooks: events become messages, which wait in an outbox until they are received or given up.
 
-A thread sends them, so that no publication waits for a receiver. A message that a receiver does not take is
-sent again, later each time. A message in delivery is leased: if its sender dies, it is due again.
+Threads send them, so that neither a publication nor another receiver waits for one that hangs. A message that
+a receiver does not take is sent again, later each time. A message in delivery is leased: if its sender dies,
+it is due again.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ _CLOSE_TIMEOUT_S = 15.0
 _POST_TIMEOUT_S = 10.0
 _MIN_POST_S = 0.5
 """With less time left than this, no POST is begun."""
+_MAX_SENDING = 8
+"""So many receivers that hang delay no other one; a host has at most one of them."""
 _MAX_WAIT_S = 60.0
 _RETRY_STORE_AFTER_S = 5.0
 _MAX_RETRY_AFTER_S = 86_400.0
@@ -274,6 +277,8 @@ class Sender:
     _thread: threading.Thread | None = None
     _until: float = math.inf
     """The end of the thread's time, by the monotonic clock."""
+    _busy: set[str] = field(default_factory=set)
+    """The beginnings of the addresses, up to the path, that a message is being sent to."""
     _warned: dict[str, float] = field(default_factory=dict)
 
     def wake(self) -> None:
@@ -292,19 +297,34 @@ class Sender:
             self._thread.join(_CLOSE_TIMEOUT_S + 1.0)
 
     def _run(self) -> None:
-        is_last = False
-        while not is_last:
+        is_done = False
+        while not is_done:
             self._news.clear()
-            is_last = self._until < math.inf  # what was stored before the end is sent now
+            # What was stored before the end is sent now.
+            is_last, busy, due = self._until < math.inf, tuple(self._busy), math.inf
             try:
-                while self._time_left() > _MIN_POST_S and (each := self.outbox.take(self.clock())):
-                    self._send(each)
-                due = self.outbox.next_due()
+                if len(busy) < _MAX_SENDING and self._time_left() > _MIN_POST_S:
+                    if each := self.outbox.take(self.clock(), busy):
+                        host = "/".join(each.url.split("/", 3)[:3])
+                        self._busy.add(host)
+                        threading.Thread(target=self._deliver, args=(each, host), daemon=True).start()
+                        continue
+                    due = self.outbox.next_due(busy)
             except StoreError as error:
                 self._warn_sometimes("", error.message, error.fix)
                 due = self.clock() + _RETRY_STORE_AFTER_S
-            if not is_last:
+            is_done = is_last and not busy
+            if not is_done:
                 self._news.wait(min(max(due - self.clock(), 0.0), _MAX_WAIT_S))
+
+    def _deliver(self, delivery: Delivery, host: str) -> None:
+        try:
+            self._send(delivery)
+        except StoreError as error:
+            self._warn_sometimes("", error.message, error.fix)
+        finally:
+            self._busy.discard(host)
+            self._news.set()
 
     def _time_left(self) -> float:
         return self._until - time.monotonic()

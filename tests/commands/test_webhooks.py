@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -336,6 +336,21 @@ def test_a_message_of_a_killed_worker_is_sent_once_by_the_next_one(
     assert first.headers["webhook-id"] == second.headers["webhook-id"]
     station.later(100_000)
     assert len(receiver.received) == 2
+
+
+@of_either_store
+def test_receivers_that_hang_delay_no_other_one(station: Station, receiver: Receiver) -> None:
+    with ExitStack() as stack:
+        hanging = [stack.enter_context(receiving()) for _ in range(5)]
+        for each in hanging:
+            each.replies += [stalls, stalls]
+        sinks = station.open(*(f"{each.url}/{path}" for each in hanging for path in "ab"), receiver.url)
+        sinks(published())
+        waited = eventually(lambda: receiver.received)
+        sinks(published("next"))
+        waited += eventually(lambda: len(receiver.received) == 2)
+        assert [len(each.received) for each in hanging] == [1] * 5, "one message at a time for a host"
+    assert waited < 8, "one POST takes 10 s"
 
 
 def test_a_locked_outbox_delays_no_publication(station: Station, receiver: Receiver, tmp_path: Path) -> None:
