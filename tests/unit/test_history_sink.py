@@ -183,7 +183,10 @@ def test_moments_of_a_site_become_visible_in_the_order_of_their_ids(database: Da
     blog, shop = (Book(lambda: store, name) for name in ("blog", "shop"))
     writer = threading.Thread(target=blog.write, args=(Cancelled(job_id="2", slug="post"),))
     with store.transaction("blog") as slow:
-        slow.execute("INSERT INTO moments (site, at, event, data) VALUES ('blog', 1e6, 'first', '{}')")
+        insert = (
+            "INSERT INTO moments (site, at, event, data) VALUES ('blog', 1e6, 'first', '{}') RETURNING id"
+        )
+        slow.execute(insert).fetchone()  # waits for the lock, too: statements are sent in a pipeline
         writer.start()
         shop.write(Cancelled(job_id="3", slug="post"))
         writer.join(0.3)
