@@ -63,6 +63,22 @@ class Result:
         """The log lines of one event."""
         return [entry for entry in self.events if entry["event"] == event]
 
+    def json(self, status: int = 0) -> Any:  # noqa: ANN401 - any JSON
+        """What a command printed with `--json`; it ended with this status, and without a warning."""
+        assert (self.returncode, self.stderr) == (status, ""), self
+        return json.loads(self.stdout)
+
+    def error(self, status: int) -> str:
+        """The only line on standard error of a command that ended with this status."""
+        (line,) = self.stderr.splitlines()
+        assert (self.returncode, line.startswith("briter-worker: ")) == (status, True), self
+        return line
+
+    def finding(self, check: str) -> dict[str, Any]:
+        """The one thing that a check of `doctor --json` found."""
+        (found,) = [each for each in json.loads(self.stdout)["findings"] if each["check"] == check]
+        return dict(found)
+
 
 @dataclass(frozen=True)
 class Hold:

@@ -11,35 +11,17 @@ import subprocess
 import sys
 import termios
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from sites import Result, Site, eventually, lines_of
+from sites import Site, eventually, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sites import Site
-
 
 POST = "content/posts/hello.md"
-
-
-def data(result: Result) -> Any:  # noqa: ANN401 - any JSON
-    assert result.stderr == ""
-    return json.loads(result.stdout)
-
-
-def error_of(result: Result) -> str:
-    """The only line on standard error."""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("briter-worker: ")
-    return line
-
-
-def break_remote(site: Site) -> None:
-    site.git("remote", "set-url", "origin", str(site.root / "gone.git"))
 
 
 # run
@@ -98,29 +80,26 @@ def test_no_module_of_the_site_is_loaded(site: Site) -> None:
 @pytest.mark.parametrize("command", ["run --once", "watch", "pull"])
 def test_run_in_a_folder_that_is_no_repository_exits_2(site: Site, tmp_path: Path, command: str) -> None:
     result = site.command(*command.split(), BRITER_GIT_WORKTREE=str(tmp_path / "elsewhere"))
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "Fix: clone the site there" in error_of(result)
+    assert "Fix: clone the site there" in result.error(2)
+    assert result.stdout == ""
 
 
 def test_more_than_one_push_address_exits_2_with_the_command(site: Site) -> None:
     site.git("remote", "set-url", "--add", "--push", "origin", str(site.remote))
     site.git("remote", "set-url", "--add", "--push", "origin", "git@example.org:mirror.git")
-    result = site.run_once()
-    assert result.returncode == 2
-    assert "Fix: git config" in error_of(result)
+    assert "Fix: git config" in site.run_once().error(2)
 
 
 def test_a_persons_commits_are_named_with_the_command_that_pushes_them(site: Site) -> None:
     site.git("commit", "--quiet", "--allow-empty", "--message=Mine")
-    (commit,) = data(site.command("status", "--json"))["localCommits"]
+    (commit,) = site.command("status", "--json").json()["localCommits"]
     assert commit == {"commit": site.git("rev-parse", "HEAD"), "subject": "Mine"}
     assert "briter-worker pull --rebase --push" in site.command("status").stdout
     assert site.command("pull").returncode == 1
-    result = site.command("pull", "--rebase", "--push", "--json")
-    assert result.returncode == 0, result.stderr
-    assert [each["subject"] for each in json.loads(result.stdout)["rebased"]] == ["Mine"]
+    rebased = site.command("pull", "--rebase", "--push", "--json").json()["rebased"]
+    assert [each["subject"] for each in rebased] == ["Mine"]
     assert site.remote_log()[0][1] == "Mine"
-    assert data(site.command("status", "--json"))["localCommits"] == []
+    assert site.command("status", "--json").json()["localCommits"] == []
 
 
 def test_without_git_the_job_waits_and_says_what_is_missing(site: Site) -> None:
@@ -154,18 +133,8 @@ def test_a_command_whose_extra_is_not_installed_names_it(
 
 def test_enqueue_writes_what_it_was_told(site: Site) -> None:
     result = site.command(
-        *(
-            "enqueue",
-            "hello",
-            POST,
-            "content/images/",
-            "-m",
-            "Grüße\n\nmore",
-            "--at",
-            "2099-01-31",
-            "--force",
-        ),
-        *("--author", "Ada Lovelace <ada@example.org>"),
+        *("enqueue", "hello", POST, "content/images/", "-m", "Grüße\n\nmore", "--at", "2099-01-31"),
+        *("--author", "Ada Lovelace <ada@example.org>", "--force"),
     )
     assert result.returncode == 0, result.stderr
     job = site.job("hello")
@@ -190,12 +159,10 @@ def test_enqueue_refuses_what_is_missing_or_will_be_refused_unless_forced(
     site.write_post(POST, "# Hello")
     (site.worktree / "content/posts/link.md").symlink_to("hello.md")
     result = site.command("enqueue", "hello", POST, path)
-    assert (result.returncode, result.stdout, site.jobs()) == (1, "", [])
-    assert reason in error_of(result)
+    assert (result.stdout, site.jobs()) == ("", [])
+    assert reason in result.error(1)
     assert "Fix: correct the path; or add --force" in result.stderr
-    forced = site.command("enqueue", "hello", POST, path, "--force")
-    assert forced.returncode == 0
-    assert "briter-worker: warning: " in error_of(forced)
+    assert "warning: " in site.command("enqueue", "hello", POST, path, "--force").error(0)
     assert site.job("hello")["paths"] == [POST, path]
 
 
@@ -214,7 +181,7 @@ def busy(site: Site) -> Site:
     site.save("dead", [".env"], id="dead-1", priority={"high": True})
     site.run_once()
     site.save_post("again", "# Hello\n", POST, id="again-1")
-    break_remote(site)
+    site.git("remote", "set-url", "origin", str(site.root / "gone.git"))
     assert site.run_once().of("failed")
     site.save("late", [POST], id="late-1", scheduledFor="2099-01-01")
     site.save("now", [POST], id="now-1")
@@ -222,7 +189,7 @@ def busy(site: Site) -> Site:
 
 
 def test_list_shows_every_job_with_its_state_and_its_writers_keys(busy: Site) -> None:
-    rows = data(busy.command("list", "--json"))
+    rows = busy.command("list", "--json").json()
     assert [(row["id"], row["state"]) for row in rows] == [
         ("now-1", "pending"),
         ("again-1", "retrying"),
@@ -232,9 +199,9 @@ def test_list_shows_every_job_with_its_state_and_its_writers_keys(busy: Site) ->
     dead = rows[-1]
     assert dead["priority"] == {"high": True}
     for status, expected in {"pending": ["now-1", "again-1"], "failed": ["dead-1"]}.items():
-        rows = data(busy.command("list", "--status", status, "--json"))
+        rows = busy.command("list", "--status", status, "--json").json()
         assert [row["id"] for row in rows] == expected
-    rows = data(busy.command("list", "--json"))
+    rows = busy.command("list", "--json").json()
     assert (dead["status"], dead["attempts"], dead["failure"]) == ("failed", 1, "nopaths")
     assert rows[1]["failure"] == "remote-missing"
     assert "git remote" in rows[1]["fix"]
@@ -243,10 +210,10 @@ def test_list_shows_every_job_with_its_state_and_its_writers_keys(busy: Site) ->
 
 
 def test_show_finds_a_job_by_id_and_by_slug(busy: Site) -> None:
-    by_id, by_slug = (data(busy.command("show", name, "--json")) for name in ("dead-1", "dead"))
+    by_id, by_slug = (busy.command("show", name, "--json").json() for name in ("dead-1", "dead"))
     assert by_id == by_slug
     busy.save("dead", [POST], id="dead-2", scheduledFor="2099-01-01")
-    assert json.loads(busy.command("show", "dead", "--json").stdout)["id"] == "dead-2"
+    assert busy.command("show", "dead", "--json").json()["id"] == "dead-2"
     assert by_id["state"] == "failed"
     lines = busy.command("show", "dead-1").stdout.splitlines()
     shown = dict(cells for cells in (line.split("\t") for line in lines) if len(cells) == 2)
@@ -261,7 +228,7 @@ def test_a_retried_dead_letter_is_published_by_the_running_worker(site: Site) ->
     site.run_once()
     with site.running(BRITER_ALLOWED_PATHS="pages") as worker:
         next(lines_of(worker))
-        assert data(site.command("retry", "about", "--json"))[0]["slug"] == "about"
+        assert site.command("retry", "about", "--json").json()[0]["slug"] == "about"
         eventually(lambda: site.remote_file("pages/about.md") == "# About\n")
 
 
@@ -270,12 +237,12 @@ def test_retry_all_takes_every_dead_letter(busy: Site) -> None:
     busy.run_once()
     result = busy.command("retry", "--all")
     assert result.stdout == "dead will be tried again (job dead-1)\nother will be tried again (job other-1)\n"
-    assert data(busy.command("list", "--status", "failed", "--json")) == []
+    assert busy.command("list", "--status", "failed", "--json").json() == []
 
 
 def test_a_waiting_job_and_a_dead_letter_can_be_cancelled(busy: Site) -> None:
     assert busy.command("cancel", "late").stdout == "late is cancelled (job late-1)\n"
-    assert data(busy.command("cancel", "dead-1", "--json")) == [
+    assert busy.command("cancel", "dead-1", "--json").json() == [
         {"id": "dead-1", "slug": "dead", "cancelled": True}
     ]
     assert {job["id"] for job in busy.jobs()} == {"again-1", "now-1"}
@@ -283,16 +250,14 @@ def test_a_waiting_job_and_a_dead_letter_can_be_cancelled(busy: Site) -> None:
 
 @pytest.mark.parametrize("command", ["show", "show --watch", "retry", "cancel"])
 def test_a_job_that_is_not_there_is_one_line_and_exit_1(site: Site, command: str) -> None:
-    result = site.command(*command.split(), "nobody")
-    assert result.returncode == 1
-    assert "'nobody'" in error_of(result)
+    assert "'nobody'" in site.command(*command.split(), "nobody").error(1)
 
 
 # status, health
 
 
 def test_status_counts_the_jobs_and_names_what_is_wrong(busy: Site) -> None:
-    status = data(busy.command("status", "--json"))
+    status = busy.command("status", "--json").json()
     counts = {"pending": 1, "scheduled": 1, "retrying": 1, "quiet": 0}
     counts |= {"tried": 0, "claimed": 0, "failed": 1}
     assert status["jobs"] == counts
@@ -312,9 +277,9 @@ def test_status_counts_the_jobs_and_names_what_is_wrong(busy: Site) -> None:
 def test_status_tells_of_files_that_are_no_jobs(site: Site) -> None:
     (site.queue / "torn.json").write_text('{"slug": "to')
     os.utime(site.queue / "torn.json", (1, 1))
-    assert [row["file"] for row in data(site.command("status", "--json"))["stuck"]] == ["torn.json"]
+    assert [row["file"] for row in site.command("status", "--json").json()["stuck"]] == ["torn.json"]
     assert site.run_once().returncode == 1
-    status = data(site.command("status", "--json"))
+    status = site.command("status", "--json").json()
     assert (status["quarantined"], status["stuck"], status["jobs"]["failed"]) == (1, [], 1)
 
 
@@ -322,13 +287,13 @@ def test_status_and_health_follow_the_worker_from_birth_to_death(site: Site) -> 
     assert site.command("health").returncode == 1
     with site.running() as worker:
         next(lines_of(worker))
-        seen = data(site.command("status", "--json"))["worker"]
-        assert (seen["pid"], seen["alive"]) == (worker.pid, True)
-        state = data(site.command("status", "--json"))["headline"]["text"]
-        assert data(site.command("health", "--json")) == {"healthy": True, "problems": [], "state": state}
+        status = site.command("status", "--json").json()
+        assert (status["worker"]["pid"], status["worker"]["alive"]) == (worker.pid, True)
+        state = status["headline"]["text"]
+        assert site.command("health", "--json").json() == {"healthy": True, "problems": [], "state": state}
         worker.send_signal(signal.SIGKILL)
         worker.wait()
-        assert data(site.command("status", "--json"))["worker"]["alive"] is False
+        assert site.command("status", "--json").json()["worker"]["alive"] is False
         dead = site.command("health")
         assert dead.returncode == 1
         assert f"PID {worker.pid}" in dead.stdout
@@ -345,16 +310,14 @@ def test_a_worker_whose_heart_has_stopped_is_not_healthy(site: Site) -> None:
 def test_with_cron_health_asks_only_for_a_usable_queue(site: Site) -> None:
     assert site.command("health", "--no-worker").returncode == 0
     site.queue.rmdir()
-    result = site.command("health", "--no-worker", "--json")
-    assert result.returncode == 1
-    assert "does not exist" in json.loads(result.stdout)["problems"][0]
+    assert "does not exist" in site.command("health", "--no-worker", "--json").json(1)["problems"][0]
 
 
 # schema, version, and what goes wrong
 
 
 def test_the_schemas_are_json(site: Site) -> None:
-    job, config = (data(site.command("schema", what)) for what in ("job", "config"))
+    job, config = (site.command("schema", what).json() for what in ("job", "config"))
     assert {"slug", "paths"} <= set(job["required"])
     assert "gitBranch" in config["properties"]
 
@@ -384,8 +347,7 @@ def test_a_wrong_use_exits_2_and_changes_nothing(site: Site, arguments: list[str
 @pytest.mark.parametrize("command", ["run", "list", "status", "health", "doctor"])
 def test_a_wrong_setting_exits_2_with_one_line_that_names_it(site: Site, command: str) -> None:
     result = site.command(command, BRITER_WORKER_MAX_ATTEMPTS="many")
-    assert result.returncode == 2
-    assert 'BRITER_WORKER_MAX_ATTEMPTS is "many"' in error_of(result)
+    assert 'BRITER_WORKER_MAX_ATTEMPTS is "many"' in result.error(2)
     assert result.stdout == ""
 
 

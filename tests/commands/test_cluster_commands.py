@@ -9,20 +9,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from queue_backends import control_queue
 from sites import Site
 
 from briter_worker.cluster.health import report_node
 from briter_worker.cluster.submit import enqueue
 from briter_worker.errors import UsageError
 from briter_worker.queues.postgres.payloads import PostgresPayloads
-from briter_worker.queues.postgres.queue import PostgresQueue
 from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from sites import Result
 
     from briter_worker.queues.postgres.database import Database
 
@@ -41,18 +39,6 @@ def cluster(site: Site, database_url: str) -> Site:
     return site
 
 
-def ok(result: Result) -> Any:  # noqa: ANN401 - any JSON
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    return json.loads(result.stdout)
-
-
-def said(result: Result, status: int) -> str:
-    assert result.returncode == status, result
-    (line,) = result.stderr.splitlines()
-    return line
-
-
 def carried(database: Database, slug: str) -> dict[str, bytes | None]:
     """What came with the post."""
     with database.transaction() as connection:
@@ -69,14 +55,12 @@ def carried(database: Database, slug: str) -> dict[str, bytes | None]:
 def test_a_post_is_sent_with_its_files_and_its_site_is_woken(
     cluster: Site, database: Database, woken: Callable[[], bool]
 ) -> None:
-    job = ok(
-        cluster.command(
-            *("enqueue", "hello", POST, "content/posts/welcome.md", "-m", "Hello", "--author", "A <a@b.c>"),
-            *("--site", "blog", "--json"),
-        )
-    )
+    job = cluster.command(
+        *("enqueue", "hello", POST, "content/posts/welcome.md", "-m", "Hello", "--author", "A <a@b.c>"),
+        *("--site", "blog", "--json"),
+    ).json()
     assert job == {"id": job["id"], "slug": "hello", "site": "blog"}
-    (row,) = ok(cluster.command("list", "--site", "blog", "--json"))
+    (row,) = cluster.command("list", "--site", "blog", "--json").json()
     assert row["id"] == job["id"]
     assert row["paths"] == [POST, "content/posts/welcome.md"]
     assert (row["message"], row["author"], row["state"]) == (
@@ -86,27 +70,24 @@ def test_a_post_is_sent_with_its_files_and_its_site_is_woken(
     )
     assert carried(database, "hello") == {POST: b"# Hello\n", "content/posts/welcome.md": b"# Welcome\n"}
     assert woken()
-    assert ok(cluster.command("list", "--site", "shop", "--json")) == []
+    assert cluster.command("list", "--site", "shop", "--json").json() == []
     assert not cluster.jobs()
 
 
 def test_the_site_is_the_environments_unless_another_is_named(cluster: Site) -> None:
-    assert ok(cluster.command("enqueue", "a", POST, "--json", BRITER_SITE="shop"))["site"] == "shop"
-    assert (
-        ok(cluster.command("enqueue", "a", POST, "--site", "blog", "--json", BRITER_SITE="shop"))["site"]
-        == "blog"
-    )
-    assert "no site was given. Fix: use --site NAME or BRITER_SITE" in said(
-        cluster.command("enqueue", "a", POST), 2
-    )
-    assert "there is no site 'nope'" in said(cluster.command("enqueue", "a", POST, "--site", "nope"), 1)
+    assert cluster.command("enqueue", "a", POST, "--json", BRITER_SITE="shop").json()["site"] == "shop"
+    named = cluster.command("enqueue", "a", POST, "--site", "blog", "--json", BRITER_SITE="shop")
+    assert named.json()["site"] == "blog"
+    nowhere = cluster.command("enqueue", "a", POST)
+    assert "no site was given. Fix: use --site NAME or BRITER_SITE" in nowhere.error(2)
+    assert "there is no site 'nope'" in cluster.command("enqueue", "a", POST, "--site", "nope").error(1)
 
 
 def test_each_site_sends_only_what_it_may_publish(cluster: Site, database: Database) -> None:
     cluster.write_post("media/a.png", "png")
     cluster.write_post(".env", "canary")
     cluster.command("site", "change", "shop", "--allow", "media")
-    ok(cluster.command("enqueue", "a", "media/a.png", "--site", "shop", "--json"))
+    cluster.command("enqueue", "a", "media/a.png", "--site", "shop", "--json").json()
     assert carried(database, "a") == {"media/a.png": b"png"}
     for path in ("media/a.png", ".env"):
         result = cluster.command("enqueue", "b", path, POST, "--site", "blog", "--force")
@@ -115,16 +96,15 @@ def test_each_site_sends_only_what_it_may_publish(cluster: Site, database: Datab
 
 
 def test_what_is_not_there_or_a_link_is_said_at_once(cluster: Site) -> None:
-    assert "content/tpyo.md is not in" in said(
-        cluster.command("enqueue", "a", "content/tpyo.md", "--site", "blog"), 1
-    )
+    missing = cluster.command("enqueue", "a", "content/tpyo.md", "--site", "blog")
+    assert "content/tpyo.md is not in" in missing.error(1)
     (cluster.worktree / "content/link.md").symlink_to("/etc/passwd")
     result = cluster.command("enqueue", "a", "content/link.md", "--site", "blog")
-    assert "content/link.md will not be published: it is, or is below, a symbolic link" in said(result, 1)
+    assert "content/link.md will not be published: it is, or is below, a symbolic link" in result.error(1)
 
 
 def test_a_root_is_refused_where_the_worker_reads_the_files_itself(site: Site) -> None:
-    assert "--root needs a cluster" in said(site.command("enqueue", "a", POST, "--root", "x"), 2)
+    assert "--root needs a cluster" in site.command("enqueue", "a", POST, "--root", "x").error(2)
 
 
 def test_a_program_in_python_sends_files_or_what_they_contain(
@@ -153,19 +133,19 @@ def test_a_program_in_python_sends_files_or_what_they_contain(
 
 def test_a_pause_is_one_sites_alone(cluster: Site, woken: Callable[[], bool]) -> None:
     cluster.command("site", "pause", "blog", "--for", "2h", "--reason", "a freeze")
-    assert ok(cluster.command("status", "--site", "blog", "--json"))["paused"]["reason"] == "a freeze"
-    assert ok(cluster.command("status", "--site", "shop", "--json"))["paused"] is None
-    assert ok(cluster.command("site", "show", "blog", "--json"))["paused"] is True
+    assert cluster.command("status", "--site", "blog", "--json").json()["paused"]["reason"] == "a freeze"
+    assert cluster.command("status", "--site", "shop", "--json").json()["paused"] is None
+    assert cluster.command("site", "show", "blog", "--json").json()["paused"] is True
     assert "publishing goes on" in cluster.command("site", "resume", "blog").stdout
-    assert ok(cluster.command("status", "--site", "blog", "--json"))["paused"] is None
+    assert cluster.command("status", "--site", "blog", "--json").json()["paused"] is None
     assert woken()
-    assert ok(cluster.command("pause", "--site", "shop", "--json"))["until"] is None
-    assert ok(cluster.command("resume", "--site", "shop", "--json")) == {"resumed": True}
+    assert cluster.command("pause", "--site", "shop", "--json").json()["until"] is None
+    assert cluster.command("resume", "--site", "shop", "--json").json() == {"resumed": True}
 
 
 def test_the_status_tells_what_waits_and_that_nobody_is_there_to_publish(cluster: Site) -> None:
     cluster.command("enqueue", "hello", POST, "--site", "blog")
-    status = ok(cluster.command("status", "--site", "blog", "--json"))
+    status = cluster.command("status", "--site", "blog", "--json").json()
     assert (status["jobs"]["pending"], status["hosts"], status["worker"]) == (1, 0, None)
     assert (status["remote"], status["queue"]) == (str(cluster.remote), "the site blog of the cluster")
     text = cluster.command("status", "--site", "blog").stdout
@@ -175,13 +155,13 @@ def test_the_status_tells_what_waits_and_that_nobody_is_there_to_publish(cluster
 
 def test_a_failure_of_the_surroundings_is_the_sites_condition(cluster: Site, database: Database) -> None:
     cluster.command("enqueue", "hello", POST, "--site", "blog")
-    assert ok(cluster.command("status", "--site", "blog", "--json"))["condition"] is None
+    assert cluster.command("status", "--site", "blog", "--json").json()["condition"] is None
     with database.transaction() as connection:
         connection.execute(
             "UPDATE publications SET failure = 'network', document = (document::jsonb ||"
             """ '{"failure": "network", "lastError": "the remote is down", "fix": "check it"}')::text"""
         )
-    status = ok(cluster.command("status", "--site", "blog", "--json"))
+    status = cluster.command("status", "--site", "blog", "--json").json()
     assert (status["condition"], status["failure"], status["fix"]) == (
         "the remote is down",
         "network",
@@ -189,18 +169,18 @@ def test_a_failure_of_the_surroundings_is_the_sites_condition(cluster: Site, dat
     )
     with database.transaction() as connection:
         connection.execute("INSERT INTO conditions VALUES ('blog', NULL, NULL, '', 1e11)")
-    assert ok(cluster.command("status", "--site", "blog", "--json"))["condition"] is None
+    assert cluster.command("status", "--site", "blog", "--json").json()["condition"] is None
 
 
 def test_a_site_is_not_removed_with_jobs_unless_that_is_asked_for(cluster: Site, database: Database) -> None:
     cluster.command("enqueue", "hello", POST, "--site", "blog")
-    assert "still has 1 jobs" in said(cluster.command("site", "remove", "blog"), 1)
-    ok(cluster.command("site", "remove", "blog", "--discard", "--json"))
+    assert "still has 1 jobs" in cluster.command("site", "remove", "blog").error(1)
+    cluster.command("site", "remove", "blog", "--discard", "--json").json()
     with database.transaction() as connection:
         for table in ("publications", "files"):
             row = connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()  # noqa: S608
             assert row == (0,), table
-    assert "there is no site 'blog'" in said(cluster.command("enqueue", "hello", POST, "--site", "blog"), 1)
+    assert "there is no site 'blog'" in cluster.command("enqueue", "hello", POST, "--site", "blog").error(1)
 
 
 # --- is all well?
@@ -208,13 +188,13 @@ def test_a_site_is_not_removed_with_jobs_unless_that_is_asked_for(cluster: Site,
 
 def test_the_doctor_looks_at_the_database_the_hosts_and_the_sites_remote(cluster: Site) -> None:
     live = {"BRITER_WORKER_DRY_RUN": "false"}
-    found = json.loads(cluster.command("doctor", "--site", "blog", "--json", **live).stdout)
+    found = cluster.command("doctor", "--site", "blog", "--json", **live).json()
     states = {each["check"]: each["state"] for each in found["findings"]}
     assert found["ok"] is True
     assert (states["database"], states["site"], states["remote"]) == ("ok", "ok", "ok")
     assert states["hosts"] == "warning"
     assert len(cluster.remote_log()) == 1
-    general = json.loads(cluster.command("doctor", "--json").stdout)
+    general = cluster.command("doctor", "--json").json()
     assert "remote" not in {each["check"] for each in general["findings"]}
 
 
@@ -230,9 +210,8 @@ def test_the_doctor_names_what_keeps_a_site_from_being_published(
     cluster: Site, arguments: tuple[str, ...], check: str, said: str
 ) -> None:
     assert cluster.command("site", "change", "blog", *arguments).returncode == 0
-    result = cluster.command("doctor", "--site", "blog", "--json")
-    assert result.returncode == 1
-    (wrong,) = [each for each in json.loads(result.stdout)["findings"] if each["state"] == "error"]
+    found = cluster.command("doctor", "--site", "blog", "--json").json(1)["findings"]
+    (wrong,) = [each for each in found if each["state"] == "error"]
     assert wrong["check"] == check
     assert said in wrong["message"] + wrong["fix"]
 
@@ -285,10 +264,6 @@ def jobs(site: Site) -> dict[str, dict[str, Any]]:
     return {job["slug"]: job for job in site.jobs()}
 
 
-def queue_of(database: Database) -> PostgresQueue:
-    return PostgresQueue(database, "blog", longest_delay=1800.0, dry_run=False)
-
-
 @pytest.fixture
 def other(moving: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
     """Another host, with a clone of its own and an empty folder of jobs."""
@@ -337,23 +312,23 @@ def test_holds_retries_dead_letters_unknown_keys_ids_and_contents_survive_the_wa
     moving: Site, other: Site, database: Database
 ) -> None:
     before = a_full_folder(moving)
-    moved = ok(moving.command("import", "--json"))
+    moved = moving.command("import", "--json").json()
     assert moved["jobs"] == len(before)
     assert moving.jobs() == []
-    states = {row["slug"]: row["state"] for row in ok(moving.command("list", "--json"))}
+    states = {row["slug"]: row["state"] for row in moving.command("list", "--json").json()}
     assert states == {
         **dict.fromkeys(("hold", "new", "gallery", "gone"), "scheduled"),
         "retry": "retrying",
         "dead": "failed",
     }
-    back = ok(other.command("export", "--json"))
+    back = other.command("export", "--json").json()
     assert back == {"jobs": len(before), "stayed": {}, "remarks": {}}
     assert jobs(other) == before
     for name in ("hold", "retry", "dead", "new"):
         assert (other.worktree / f"content/posts/{name}.md").read_text() == f"# {name}\n"
     assert (other.worktree / "content/posts/welcome.md").read_text() == "# Welcome, changed\n"
     assert (other.worktree / "content/gallery/b.md").read_text() == "b"
-    assert ok(other.command("list", "--json")) == []
+    assert other.command("list", "--json").json() == []
     with database.transaction() as connection:
         assert connection.execute("SELECT count(*) FROM files").fetchone() == (0,)
         assert connection.execute("SELECT count(*) FROM superseded").fetchone() == (0,)
@@ -361,18 +336,14 @@ def test_holds_retries_dead_letters_unknown_keys_ids_and_contents_survive_the_wa
 
 def test_what_the_cms_has_changed_since_is_not_written_over(moving: Site, other: Site) -> None:
     moving.save_post("welcome", "# From here\n", scheduledFor=LATE)
-    ok(moving.command("import", "--json"))
+    moving.command("import", "--json").json()
     other.write_post("content/posts/welcome.md", "# Edited there\n")
-    moved = ok_with_warnings(other.command("export", "--json"))
+    exported = other.command("export", "--json")
+    assert "warning: " in exported.error(0)
+    moved = json.loads(exported.stdout)
     assert "changed here since" in moved["remarks"]["content/posts/welcome.md"]
     assert (other.worktree / "content/posts/welcome.md").read_text() == "# Edited there\n"
     assert [job["slug"] for job in other.jobs()] == ["welcome"]
-
-
-def ok_with_warnings(result: Result) -> Any:  # noqa: ANN401 - any JSON
-    assert result.returncode == 0, result.stderr
-    assert "warning: " in result.stderr
-    return json.loads(result.stdout)
 
 
 def test_a_job_whose_files_cannot_be_sent_stays_and_is_named(moving: Site) -> None:
@@ -393,10 +364,10 @@ def test_a_move_that_ended_in_the_middle_goes_on(moving: Site, database: Databas
     moving.write_post("content/posts/a.md", "a")
     file = moving.save("a", ["content/posts/a.md"], scheduledFor=LATE)
     text = file.read_text()
-    ok(moving.command("import", "--json"))
+    moving.command("import", "--json").json()
     file.write_text(text)
-    assert ok(moving.command("import", "--json"))["jobs"] == 1
-    (row,) = queue_of(database).jobs(time.time())
+    assert moving.command("import", "--json").json()["jobs"] == 1
+    (row,) = control_queue(database, "blog").jobs(time.time())
     assert row.job.id == json.loads(text)["id"]
     assert moving.jobs() == []
     with database.transaction() as connection:

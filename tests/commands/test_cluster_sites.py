@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -18,7 +17,7 @@ from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
-    from sites import Result, Site
+    from sites import Site
 
     from briter_worker.queues.postgres.database import Database
 
@@ -32,18 +31,6 @@ def cluster(site: Site, database_url: str) -> Site:
     return site
 
 
-def ok(result: Result) -> Any:  # noqa: ANN401 - any JSON
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def declined(result: Result, status: int) -> str:
-    assert result.returncode == status, result
-    (line,) = result.stderr.splitlines()
-    assert SECRET not in line
-    return line
-
-
 # --- the database
 
 
@@ -51,18 +38,19 @@ def test_an_empty_database_is_made_ready_by_one_command_which_may_be_repeated(
     site: Site, empty_database_url: str
 ) -> None:
     site.env["BRITER_DATABASE_URL"] = empty_database_url
-    assert "briter-worker db upgrade" in declined(site.command("db", "check"), 1)
-    assert "briter-worker db upgrade" in declined(site.command("site", "list"), 1)
-    assert ok(site.command("db", "upgrade", "--json"))["applied"]
-    assert ok(site.command("db", "upgrade", "--json"))["applied"] == []
-    assert ok(site.command("db", "check", "--json"))["ok"] is True
+    assert "briter-worker db upgrade" in site.command("db", "check").error(1)
+    assert "briter-worker db upgrade" in site.command("site", "list").error(1)
+    assert site.command("db", "upgrade", "--json").json()["applied"]
+    assert site.command("db", "upgrade", "--json").json()["applied"] == []
+    assert site.command("db", "check", "--json").json()["ok"] is True
 
 
 def test_a_database_that_is_away_is_a_matter_of_one_line_without_its_password(cluster: Site) -> None:
-    line = declined(
-        cluster.command("db", "check", BRITER_DATABASE_URL=f"postgresql://u:{SECRET}@127.0.0.1:1/x"), 1
+    line = cluster.command("db", "check", BRITER_DATABASE_URL=f"postgresql://u:{SECRET}@127.0.0.1:1/x").error(
+        1
     )
     assert "Fix: start Postgres, or correct BRITER_DATABASE_URL" in line
+    assert SECRET not in line
 
 
 @pytest.mark.parametrize(
@@ -71,9 +59,8 @@ def test_a_database_that_is_away_is_a_matter_of_one_line_without_its_password(cl
 def test_without_a_database_the_commands_of_a_cluster_name_what_to_set(
     site: Site, command: list[str]
 ) -> None:
-    assert "is for a cluster, and there is none. Fix: set BRITER_DATABASE_URL" in declined(
-        site.command(*command), 2
-    )
+    line = site.command(*command).error(2)
+    assert "is for a cluster, and there is none. Fix: set BRITER_DATABASE_URL" in line
 
 
 @pytest.mark.parametrize(
@@ -81,7 +68,7 @@ def test_without_a_database_the_commands_of_a_cluster_name_what_to_set(
     ["list", "status", "show a", "history", "retry a", "cancel a", "publish-now a", "pause", "resume"],
 )
 def test_on_a_folder_a_site_is_refused_and_why_is_said(site: Site, command: str) -> None:
-    line = declined(site.command(*command.split(), "--site", "blog"), 2)
+    line = site.command(*command.split(), "--site", "blog").error(2)
     assert "BRITER_DATABASE_URL is not set" in line
     assert "Fix: leave --site out" in line
 
@@ -90,13 +77,11 @@ def test_on_a_folder_a_site_is_refused_and_why_is_said(site: Site, command: str)
 
 
 def test_a_site_is_added_shown_listed_changed_and_removed(cluster: Site) -> None:
-    made = ok(
-        cluster.command(
-            *("site", "add", "blog", "--remote", REMOTE, "--branch", "live", "--adapter", "hugo"),
-            *("--allow", "media", "--author", "Blog Bot <bot@example.org>", "--credential-env", "BLOG_TOKEN"),
-            *("--set", "workerDryRun=false", "--set", "workerMaxAttempts=3", "--json"),
-        )
-    )
+    made = cluster.command(
+        *("site", "add", "blog", "--remote", REMOTE, "--branch", "live", "--adapter", "hugo"),
+        *("--allow", "media", "--author", "Blog Bot <bot@example.org>", "--credential-env", "BLOG_TOKEN"),
+        *("--set", "workerDryRun=false", "--set", "workerMaxAttempts=3", "--json"),
+    ).json()
     assert made == {
         "name": "blog",
         "remote": REMOTE,
@@ -114,15 +99,12 @@ def test_a_site_is_added_shown_listed_changed_and_removed(cluster: Site) -> None
         "changedBy": user_name(),
         "paused": False,
     }
-    assert ok(cluster.command("site", "show", "blog", "--json")) == made
-    assert "there is a site 'blog' already" in declined(
-        cluster.command("site", "add", "blog", "--remote", REMOTE), 1
-    )
-    changed = ok(
-        cluster.command(
-            *("site", "change", "blog", "--branch", "main", "--set", "workerMaxAttempts=", "--json"),
-        )
-    )
+    assert cluster.command("site", "show", "blog", "--json").json() == made
+    again = cluster.command("site", "add", "blog", "--remote", REMOTE)
+    assert "there is a site 'blog' already" in again.error(1)
+    changed = cluster.command(
+        *("site", "change", "blog", "--branch", "main", "--set", "workerMaxAttempts=", "--json"),
+    ).json()
     assert changed == {
         **made,
         "branch": "main",
@@ -131,14 +113,14 @@ def test_a_site_is_added_shown_listed_changed_and_removed(cluster: Site) -> None
     cluster.command(
         "site", "add", "a-shop", "--remote", "git@git.example.org:shop.git", "--ssh-key", "/k/shop"
     )
-    listed = ok(cluster.command("site", "list", "--json"))
+    listed = cluster.command("site", "list", "--json").json()
     assert [(row["name"], row["jobs"]) for row in listed] == [
         ("a-shop", {"waiting": 0, "claimed": 0, "failed": 0}),
         ("blog", {"waiting": 0, "claimed": 0, "failed": 0}),
     ]
-    assert ok(cluster.command("site", "remove", "blog", "--json")) == {"name": "blog", "removed": True}
-    assert [row["name"] for row in ok(cluster.command("site", "list", "--json"))] == ["a-shop"]
-    assert "there is no site 'blog'" in declined(cluster.command("site", "show", "blog"), 1)
+    assert cluster.command("site", "remove", "blog", "--json").json() == {"name": "blog", "removed": True}
+    assert [row["name"] for row in cluster.command("site", "list", "--json").json()] == ["a-shop"]
+    assert "there is no site 'blog'" in cluster.command("site", "show", "blog").error(1)
 
 
 DECLARED = """
@@ -164,7 +146,7 @@ def test_sites_are_applied_from_a_file_and_exported_into_one(cluster: Site) -> N
     cluster.command("site", "add", "old", "--remote", REMOTE)
     cluster.command("site", "add", "blog", "--remote", REMOTE, "--adapter", "hugo")
     cluster.command("site", "pause", "blog")
-    before = ok(cluster.command("site", "list", "--json"))
+    before = cluster.command("site", "list", "--json").json()
     shown = cluster.command("site", "apply", str(file), "--prune", "--diff").stdout.splitlines()
     assert shown == [
         "+ shop: main on git@git.example.org:shop.git",
@@ -172,17 +154,17 @@ def test_sites_are_applied_from_a_file_and_exported_into_one(cluster: Site) -> N
         "- old",
         "1 added, 1 changed, 1 removed, 0 unchanged; nothing was done yet",
     ]
-    assert ok(cluster.command("site", "list", "--json")) == before
-    kept = ok(cluster.command("site", "apply", str(file), "--json"))
+    assert cluster.command("site", "list", "--json").json() == before
+    kept = cluster.command("site", "apply", str(file), "--json").json()
     assert (kept["added"], kept["removed"], kept["undeclared"]) == (["shop"], [], 1)
-    assert ok(cluster.command("site", "apply", str(file), "--prune", "--json"))["removed"] == ["old"]
-    blog, shop = ok(cluster.command("site", "list", "--json"))
+    assert cluster.command("site", "apply", str(file), "--prune", "--json").json()["removed"] == ["old"]
+    blog, shop = cluster.command("site", "list", "--json").json()
     assert (blog["branch"], blog["paused"], blog["credentials"]) == ("live", True, {"env": "BLOG_TOKEN"})
     assert shop["settings"]["workerMaxAttempts"] == 3
     assert shop["settings"]["webhookUrls"] == "env:SHOP_WEBHOOKS"
     assert {row["changedBy"] for row in (blog, shop)} == {user_name()}
     file.write_text(cluster.command("site", "export").stdout)
-    again = ok(cluster.command("site", "apply", str(file), "--prune", "--json"))
+    again = cluster.command("site", "apply", str(file), "--prune", "--json").json()
     assert (again["unchanged"], again["added"], again["changed"], again["removed"]) == (2, [], {}, [])
 
 
@@ -205,20 +187,20 @@ def test_sites_are_applied_from_a_file_and_exported_into_one(cluster: Site) -> N
 def test_a_file_of_sites_with_a_mistake_changes_nothing(cluster: Site, text: str, said: str) -> None:
     file = cluster.root / "sites.yaml"
     file.write_text(text)
-    line = declined(cluster.command("site", "apply", str(file), "--prune"), 2)
+    line = cluster.command("site", "apply", str(file), "--prune").error(2)
     assert "sites.yaml" in line
     assert said in line
-    assert ok(cluster.command("site", "list", "--json")) == []
+    assert cluster.command("site", "list", "--json").json() == []
 
 
 def test_a_site_with_jobs_is_not_pruned_and_then_nothing_is_applied(cluster: Site) -> None:
     cluster.command("site", "add", "old", "--remote", REMOTE, "--allow", "content")
     cluster.write_post("content/a.md", "A\n")
-    ok(cluster.command("enqueue", "a", "content/a.md", "--site", "old", "--json"))
+    cluster.command("enqueue", "a", "content/a.md", "--site", "old", "--json").json()
     file = cluster.root / "sites.yaml"
     file.write_text(DECLARED)
-    assert "still has 1 jobs" in declined(cluster.command("site", "apply", str(file), "--prune"), 1)
-    assert [row["name"] for row in ok(cluster.command("site", "list", "--json"))] == ["old"]
+    assert "still has 1 jobs" in cluster.command("site", "apply", str(file), "--prune").error(1)
+    assert [row["name"] for row in cluster.command("site", "list", "--json").json()] == ["old"]
 
 
 def test_what_a_worker_could_not_work_with_is_not_written(cluster: Site) -> None:
@@ -234,10 +216,10 @@ def test_what_a_worker_could_not_work_with_is_not_written(cluster: Site) -> None
         (("--ssh-key", "/k/id"), "--ssh-key goes with an address for ssh"),
         (("--credential-env", "A", "--credential-file", "/b"), "are one of"),
     ):
-        line = declined(cluster.command("site", "add", "blog", "--remote", REMOTE, *arguments), 2)
+        line = cluster.command("site", "add", "blog", "--remote", REMOTE, *arguments).error(2)
         assert said in line, line
-    assert "no name of a site" in declined(cluster.command("site", "add", "../x", "--remote", REMOTE), 2)
-    assert ok(cluster.command("site", "list", "--json")) == []
+    assert "no name of a site" in cluster.command("site", "add", "../x", "--remote", REMOTE).error(2)
+    assert cluster.command("site", "list", "--json").json() == []
 
 
 def test_no_secret_reaches_the_database_or_the_screen(cluster: Site, database_url: str) -> None:
@@ -247,12 +229,12 @@ def test_no_secret_reaches_the_database_or_the_screen(cluster: Site, database_ur
         f"https://git.example.org/blog.git?token={SECRET}",
         f"ssh://git:{SECRET}@git.example.org/blog.git",
     ):
-        declined(cluster.command("site", "add", "blog", "--remote", remote), 2)
+        assert SECRET not in cluster.command("site", "add", "blog", "--remote", remote).error(2)
     for options in (
         ("--credential-env", f"ghp_{SECRET}12345"),
         ("--set", f"buildHookUrl=https://builds.example.org/{SECRET}"),
     ):
-        declined(cluster.command("site", "add", "blog", "--remote", REMOTE, *options), 2)
+        assert SECRET not in cluster.command("site", "add", "blog", "--remote", REMOTE, *options).error(2)
     with psycopg.connect(database_url) as connection:
         assert connection.execute("SELECT count(*) FROM briter.sites").fetchone() == (0,)
 
