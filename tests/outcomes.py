@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -14,7 +12,6 @@ from briter_worker.errors import FailureClass, FailureCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from sites import Result, Site
 
@@ -134,12 +131,3 @@ def assert_once(site: Site, *slugs: str) -> None:
     assert subjects == Counter(["Start the site", *(f"Publish {slug}" for slug in slugs)])
     assert site.jobs() == []
     assert_sound(site)
-
-
-def give_away(folder: Path) -> None:
-    """The folder belongs to somebody else."""
-    subprocess.run(["chown", "-R", "65534", str(folder)], check=True)
-
-
-def take_back(folder: Path) -> None:
-    subprocess.run(["chown", "-R", str(os.geteuid()), str(folder)], check=True)

@@ -366,14 +366,14 @@ def test_an_api_token_opens_its_sites_for_its_kinds_of_request_until_it_is_revok
         assert {call(name, *each) for each in never} == {403}, name
         with dashboard.visitor() as visitor:
             assert sign_in(visitor, token).status_code == 401, "it is no way into the pages"
-    shown = json.loads(cluster.command("token", "list", "--json").stdout)
+    shown = cluster.command("token", "list", "--json").json()
     assert [(row["name"], row["sites"], row["rights"]) for row in shown] == [
         ("cms", ["blog"], ["enqueue"]),
         ("desk", ["blog"], ["act"]),
         ("reader", ["blog"], ["read"]),
     ]
     assert not any(token in json.dumps(shown) for token in made.values())
-    actions = json.loads(cluster.command("history", "--site", "blog", "--actions", "--json").stdout)
+    actions = cluster.command("history", "--site", "blog", "--actions", "--json").json()
     assert {(each["action"], each["by"]) for each in actions} == {
         ("pause", "token desk"),
         ("resume", "token desk"),

@@ -128,8 +128,7 @@ def test_no_clock_but_the_databases_decides_what_is_due_and_which_save_is_newer(
     farm.save("blog", "later", at=datetime.now(UTC) + timedelta(hours=1))
     farm.once(**AHEAD)
     assert farm.published("blog") == Counter({"Publish post": 2})
-    found = json.loads(farm.command("doctor", "--json", **AHEAD).stdout)["findings"]
-    (clock,) = [each for each in found if each["check"] == "clock"]
+    clock = farm.command("doctor", "--json", **AHEAD).finding("clock")
     assert (clock["state"], "+7200 s off" in clock["message"]) == ("warning", True)
 
 
@@ -221,7 +220,7 @@ def test_a_host_that_is_told_to_stop_gives_up_a_push_that_takes_too_long(farm: F
 
 def node_findings(farm: Farm) -> list[str]:
     """What the doctor has to say of the nodes."""
-    found = json.loads(farm.command("doctor", "--json").stdout)["findings"]
+    found = farm.command("doctor", "--json").json()["findings"]
     return [each["message"] for each in found if each["check"] == "nodes"]
 
 
@@ -370,7 +369,7 @@ def test_a_restored_backup_never_reverts_a_post(farm: Farm, postgres_server: Ser
         farm.url = postgres_server.url("backup")
         farm.database = Database(farm.url)
         if way == "db restored":
-            found = json.loads(farm.command("db", "restored", "--json", host="new").stdout)
+            found = farm.command("db", "restored", "--json", host="new").json()
             assert [(each["slug"], each["path"]) for each in found["outdated"]] == [
                 ("post", "content/post.md")
             ]

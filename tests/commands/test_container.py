@@ -9,13 +9,13 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import psutil
 import pytest
 import yaml
 from dashboards import serving
@@ -29,14 +29,20 @@ ROOT = Path(__file__).parents[2]
 UNPRIVILEGED = 10001
 
 
-def _compose() -> dict[str, Any]:
-    return cast("dict[str, Any]", yaml.safe_load((ROOT / "docker-compose.yml").read_text()))
+def _services(file: str = "docker-compose.yml") -> dict[str, dict[str, Any]]:
+    return cast("dict[str, dict[str, Any]]", yaml.safe_load((ROOT / file).read_text())["services"])
 
 
-def _services() -> dict[str, dict[str, Any]]:
-    """The services that run the worker."""
-    services: dict[str, dict[str, Any]] = _compose()["services"]
-    return {name: services[name] for name in ("worker", "cron")}
+def _environment(service: dict[str, Any], **given: str) -> dict[str, str]:
+    """What the file gives a service, with the defaults of its own variables, where nobody gives others."""
+
+    def meant(found: re.Match[str]) -> str:
+        return given.get(found[1]) or found[2] or ""
+
+    return {
+        name: re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", meant, value)
+        for name, value in service["environment"].items()
+    }
 
 
 def _instructions() -> list[tuple[str, str]]:
@@ -61,13 +67,6 @@ def _by_hand(command: list[str]) -> list[str]:
     return command[1:]
 
 
-def _environment(service: dict[str, Any]) -> dict[str, str]:
-    """What the compose file gives the worker, with the defaults of its own variables."""
-    return {
-        name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for name, value in service["environment"].items()
-    }
-
-
 def test_the_cron_service_drains_once_and_is_healthy_without_a_daemon(site: Site) -> None:
     cron = _services()["cron"]
     assert cron["profiles"] == ["cron"]
@@ -86,7 +85,7 @@ def test_the_cron_service_drains_once_and_is_healthy_without_a_daemon(site: Site
 
 
 def test_the_dashboard_has_the_rights_of_the_worker_and_asks_to_sign_in(site: Site) -> None:
-    dashboard, worker = _compose()["services"]["dashboard"], _services()["worker"]
+    dashboard, worker = _services()["dashboard"], _services()["worker"]
     for key in ("image", "volumes", "read_only", "cap_drop", "security_opt", "tmpfs"):
         assert dashboard[key] == worker[key]
     (port,) = dashboard["ports"]
@@ -114,47 +113,30 @@ def test_the_health_check_passes_beside_a_running_worker(site: Site) -> None:
 # The cluster's
 
 
-FILE = ROOT / "docker-compose.cluster.yml"
 OURS = ("upgrade", "worker", "dashboard", "admin")
-
-
-def services() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text())["services"]
-    return found
-
-
-def environment(service: dict[str, Any], **given: str) -> dict[str, str]:
-    """What the file gives it, with the defaults of its own variables, where nobody gives others."""
-
-    def meant(found: re.Match[str]) -> str:
-        return given.get(found[1]) or found[2] or ""
-
-    return {
-        name: re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", meant, value)
-        for name, value in service["environment"].items()
-    }
+CLUSTER = "docker-compose.cluster.yml"
 
 
 def test_without_a_password_nothing_starts_and_nothing_but_the_dashboard_is_reached_from_outside() -> None:
     for name in ("postgres", *OURS):
-        assert "${POSTGRES_PASSWORD:?" in json.dumps(services()[name]["environment"]), name
-    assert {name for name, service in services().items() if "ports" in service} == {"dashboard"}
-    assert services()["dashboard"]["ports"] == ["127.0.0.1:8320:8320"]
-    assert environment(services()["dashboard"])["BRITER_DASHBOARD_TOKEN"] == ""
-    assert services()["postgres"]["volumes"] == ["postgres:/var/lib/postgresql/data"]
+        assert "${POSTGRES_PASSWORD:?" in json.dumps(_services(CLUSTER)[name]["environment"]), name
+    assert {name for name, service in _services(CLUSTER).items() if "ports" in service} == {"dashboard"}
+    assert _services(CLUSTER)["dashboard"]["ports"] == ["127.0.0.1:8320:8320"]
+    assert _environment(_services(CLUSTER)["dashboard"])["BRITER_DASHBOARD_TOKEN"] == ""
+    assert _services(CLUSTER)["postgres"]["volumes"] == ["postgres:/var/lib/postgresql/data"]
 
 
 @pytest.fixture
 def composed(site: Site, empty_database_url: str) -> Site:
     """A site whose commands get what the file gives them; only the database is elsewhere."""
-    site.env.update(environment(services()["worker"], BRITER_WORKER_DRY_RUN="false"))
+    site.env.update(_environment(_services(CLUSTER)["worker"], BRITER_WORKER_DRY_RUN="false"))
     assert site.env["BRITER_DATABASE_URL"].endswith("@postgres/briter")
     site.env["BRITER_DATABASE_URL"] = empty_database_url
     return site
 
 
 def test_its_commands_publish_a_post(composed: Site) -> None:
-    upgrade = composed.command(*services()["upgrade"]["command"])
+    upgrade = composed.command(*_services(CLUSTER)["upgrade"]["command"])
     assert upgrade.returncode == 0, upgrade.stderr
     added = composed.command("site", "add", "blog", "--remote", str(composed.remote))
     assert added.returncode == 0, added.stderr
@@ -170,7 +152,7 @@ def test_its_commands_publish_a_post(composed: Site) -> None:
         eventually(lambda: composed.remote_file("content/posts/hello.md") == "# Hello\n")
         worker.terminate()
         assert worker.wait(60) == 0
-    listed = composed.command(*services()["admin"]["command"])
+    listed = composed.command(*_services(CLUSTER)["admin"]["command"])
     assert listed.stdout.startswith("blog\t0\t0\t0\t")
 
 
@@ -201,19 +183,13 @@ def _as_container_user() -> list[str]:
     return ["setpriv", *user, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "env"]
 
 
-def _processes_below(pid: int) -> dict[int, str]:
-    """State letter of each process that descends from `pid`, itself included, as this machine sees them."""
-    parents: dict[int, tuple[int, str]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # gone meanwhile
-        parents[int(stat.parent.name)] = (int(fields[1]), fields[0])
-    below = {pid}
-    while more := {child for child, (parent, _) in parents.items() if parent in below} - below:
-        below |= more
-    return {process: parents[process][1] for process in below if process in parents}
+def _states_below(first: psutil.Process) -> set[str]:
+    """The states of all that the container's first process has started, as this machine sees them."""
+    found: set[str] = set()
+    for process in first.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found.add(process.status())
+    return found
 
 
 @pytest.mark.parametrize("as_pid_1", ["worker", "tini"])
@@ -241,8 +217,8 @@ def test_as_pid_1_it_publishes_leaves_no_zombie_and_ends_with_0_on_sigterm(
         started = next(lines, None)
         assert started, outer.communicate()
         assert started["event"] == "worker-started"
-        (first,) = [p for p in _processes_below(outer.pid) if _parent(p) == outer.pid]
-        assert Path(f"/proc/{first}/status").read_text().count(f"Uid:\t{UNPRIVILEGED}\t") == 1
+        (first,) = psutil.Process(outer.pid).children()
+        assert first.uids().real == UNPRIVILEGED
         for number in (1, 2):
             post = site.write_post(f"content/posts/{number}.md", f"# {number}\n")
             os.chown(post, UNPRIVILEGED, UNPRIVILEGED)
@@ -253,19 +229,12 @@ def test_as_pid_1_it_publishes_leaves_no_zombie_and_ends_with_0_on_sigterm(
         # The remote is not root's own, and root is who looks.
         log = site.git("-c", "safe.directory=*", "log", "--format=%s", "main", cwd=site.remote)
         assert len(log.splitlines()) == 3
-        eventually(lambda: "Z" not in _processes_below(outer.pid).values())
+        eventually(lambda: psutil.STATUS_ZOMBIE not in _states_below(first))
 
-        os.kill(first, signal.SIGTERM)
+        first.terminate()
 
         assert outer.wait(60) == 0
         assert [entry["event"] for entry in lines][-1] == "worker-stopped"
     finally:
         outer.kill()
         outer.communicate()
-
-
-def _parent(pid: int) -> int | None:
-    """Return the parent of a process; None if the process has ended."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return None

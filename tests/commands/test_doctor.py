@@ -46,11 +46,6 @@ def checks(result: Result, state: str) -> set[str]:
 errors, warnings = partial(checks, state="error"), partial(checks, state="warning")
 
 
-def the(result: Result, check: str) -> dict[str, Any]:
-    (finding,) = findings(result, check)
-    return finding
-
-
 def snapshot(root: Path) -> dict[str, tuple[int, int, str]]:
     """Every file and folder with its mode, its time stamp and its content."""
     found = {}
@@ -65,7 +60,7 @@ def test_a_healthy_site_has_no_finding_to_mend(site: Site) -> None:
     result = examine(site)
     assert result.returncode == 0
     assert errors(result) == warnings(result) == set()
-    assert json.loads(result.stdout)["ok"] is True
+    assert result.json()["ok"] is True
     assert {finding["check"] for finding in findings(result)} == {
         *("configuration", "dry-run", "queue", "quarantine", "storage", "lock", "disk"),
         *("dead-letters", "unreadable-files", "worker", "worktree", "git", "state", "ownership", "branch"),
@@ -155,7 +150,7 @@ def test_what_stops_a_publication_is_found_with_its_fix(site: Site, fault: str) 
 def test_without_git_the_rest_is_still_looked_at(site: Site) -> None:
     result = examine(site, PATH="/nowhere")
     assert errors(result) == {"git"}
-    assert "2.38" in the(result, "git")["fix"]
+    assert "2.38" in result.finding("git")["fix"]
 
 
 def test_a_git_that_is_too_old_is_told(site: Site) -> None:
@@ -163,24 +158,24 @@ def test_a_git_that_is_too_old_is_told(site: Site) -> None:
     script = program(site.root / "bin" / "git", f'{old}\nexec {shutil.which("git")} "$@"')
     result = examine(site, PATH=f"{script.parent}:{os.environ['PATH']}")
     assert errors(result) == {"git"}
-    assert "2.25.1" in the(result, "git")["message"]
+    assert "2.25.1" in result.finding("git")["message"]
 
 
 def test_an_unknown_host_key_is_told(site: Site) -> None:
     script = program(site.root / "ssh", "echo 'Host key verification failed.' >&2\nexit 255")
     site.git("config", "core.sshCommand", str(script))
     site.git("remote", "set-url", "origin", "git@example.org:site.git")
-    assert "known_hosts" in the(examine(site), "remote")["fix"]
+    assert "known_hosts" in examine(site).finding("remote")["fix"]
 
 
 def test_a_persons_unpushed_commits_beside_the_remotes_are_warned_of(site: Site) -> None:
     site.push_elsewhere({"more.txt": "more\n"})
     site.git("commit", "--quiet", "--allow-empty", "--message=Mine")
     result = examine(site)
-    told = the(result, "local-commits")
+    told = result.finding("local-commits")
     assert (told["state"], told["fix"]) == ("warning", "briter-worker pull --rebase --push")
     assert "Mine" in told["message"]
-    assert the(result, "remote")["state"] == "ok"
+    assert result.finding("remote")["state"] == "ok"
 
 
 def branch_not_yet(site: Site) -> None:
@@ -234,24 +229,24 @@ def test_settings_that_nothing_reads_are_named_but_not_the_keys_of_a_cms(site: S
 
 
 def test_missing_folders_of_posts_are_warned_of(site: Site) -> None:
-    assert the(examine(site, BRITER_ADAPTER="mkdocs"), "folders")["state"] == "warning"
+    assert examine(site, BRITER_ADAPTER="mkdocs").finding("folders")["state"] == "warning"
     result = examine(site, BRITER_ALLOWED_PATHS="media")
     assert [finding["state"] for finding in findings(result, "folders")] == ["warning", "ok"]
 
 
 def test_storage_in_the_site_is_to_be_ignored(site: Site) -> None:
     inside = str(site.worktree / "storage")
-    told = the(examine(site, BRITER_STORAGE_ROOT=inside), "storage-place")
+    told = examine(site, BRITER_STORAGE_ROOT=inside).finding("storage-place")
     assert told["state"] == "warning"
     site.write_post(".gitignore", "/storage/\n")
-    assert the(examine(site, BRITER_STORAGE_ROOT=inside), "storage-place")["state"] == "ok"
+    assert examine(site, BRITER_STORAGE_ROOT=inside).finding("storage-place")["state"] == "ok"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to somebody else")
 def test_a_repository_of_somebody_else_is_told(site: Site) -> None:
     for path in [site.worktree, *site.worktree.rglob("*")]:
         os.chown(path, 12345, 12345, follow_symlinks=False)
-    told = the(examine(site), "ownership")
+    told = examine(site).finding("ownership")
     assert told["state"] == "error"
     assert "safe.directory" in told["fix"]
 
@@ -402,7 +397,7 @@ def host(site: Site) -> Iterator[GitHost]:
 def test_the_host_is_asked_for_rules_that_git_does_not_show(site: Site, host: GitHost, case: str) -> None:
     host.api, host.answers, (state, message, fix) = HOSTS[case]
     result = examine(site, **host.settings)
-    told = the(result, "rules")
+    told = result.finding("rules")
     assert (told["state"], message in told["message"]) == (state, True), told
     assert fix in (told["fix"] or "")
     assert set(host.tokens) == {f"Bearer {TOKEN}"}
@@ -414,11 +409,11 @@ def test_signed_commits_meet_the_rule_that_asks_for_them(site: Site, host: GitHo
     host.api, host.answers, _ = HOSTS["forgejo, open to the user, signed only"]
     key = site.root / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    assert the(examine(site, **host.settings, BRITER_GIT_SIGNING_KEY=str(key)), "rules")["state"] == "ok"
+    assert examine(site, **host.settings, BRITER_GIT_SIGNING_KEY=str(key)).finding("rules")["state"] == "ok"
 
 
 def test_without_a_token_nobody_is_asked_and_the_doctor_says_so(site: Site, host: GitHost) -> None:
-    told = the(examine(site, BRITER_GIT_HOST_API=host.settings["BRITER_GIT_HOST_API"]), "remote")
+    told = examine(site, BRITER_GIT_HOST_API=host.settings["BRITER_GIT_HOST_API"]).finding("remote")
     assert told["state"] == "ok"
     assert "were not asked, as BRITER_GIT_HOST_TOKEN is not set" in told["message"]
     assert host.tokens == []
@@ -427,7 +422,7 @@ def test_without_a_token_nobody_is_asked_and_the_doctor_says_so(site: Site, host
 def test_the_token_goes_to_the_remotes_own_host_only(site: Site, host: GitHost) -> None:
     asks = {"BRITER_GIT_HOST_TOKEN": TOKEN}
     for api in ("", "https://git.example.org/api/v4", f"http://localhost:{host.remote.port}/api/v4"):
-        told = the(examine(site, **asks, BRITER_GIT_HOST_API=api), "rules")
+        told = examine(site, **asks, BRITER_GIT_HOST_API=api).finding("rules")
         assert (told["state"], "BRITER_GIT_HOST_API" in told["fix"]) == ("warning", True)
     refused = site.command("doctor", **asks, BRITER_GIT_HOST_API="http://git.example.org/api/v4")
     assert (refused.returncode, "BRITER_GIT_HOST_API is" in refused.stderr) == (2, True)
@@ -448,7 +443,7 @@ def test_an_odd_answer_of_a_host_ends_no_doctor(site: Site, host: GitHost, answe
         exchange.reply(200, answer.encode()) if exchange.handler.path.startswith("/api/") else serve(exchange)
     )
     host.api = "/api/v3"
-    told = the(examine(site, **host.settings), "rules")
+    told = examine(site, **host.settings).finding("rules")
     assert (told["state"], "not of a known API" in told["message"]) == ("warning", True)
 
 
@@ -485,5 +480,5 @@ def test_a_host_that_misbehaves_is_warned_of_in_time(
             misbehaves(exchange, *options) if exchange.handler.path.startswith("/api/") else serve(exchange)
         )
         host.api = "/api/v1"
-        told = the(examine(site, **host.settings), "rules")
+        told = examine(site, **host.settings).finding("rules")
     assert (told["state"], "was not asked for its rules" in told["message"]) == ("warning", True)

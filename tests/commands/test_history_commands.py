@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from dashboards import serving
@@ -15,10 +14,7 @@ if TYPE_CHECKING:
 
 
 def receipts(site: Site, *arguments: str) -> list[dict[str, Any]]:
-    """`history --json`."""
-    done = site.command("history", "--json", *arguments)
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
+    found: list[dict[str, Any]] = site.command("history", "--json", *arguments).json()
     return found
 
 
@@ -63,7 +59,7 @@ def test_a_partly_published_post_says_so_in_the_list(site: Site) -> None:
 def test_what_left_the_queue_is_still_shown(site: Site) -> None:
     save(site, "a")
     site.run_once()
-    shown = json.loads(site.command("show", "a", "--json").stdout)
+    shown = site.command("show", "a", "--json").json()
     assert (shown["slug"], shown["state"]) == ("a", "published")
     assert [each["outcome"] for each in shown["receipts"]] == ["published"]
     assert site.remote_log()[0][0] in site.command("show", "a").stdout
@@ -118,14 +114,14 @@ def test_the_commands_show_what_became_of_a_post_on_one_site(site: Site, databas
         assert site.command("enqueue", "hello", paths, "--site", name).returncode == 0
     done = site.command("run", "--once", "--workers", "2", "--metrics-port", str(free_port()))
     assert done.returncode == 0, done.stderr
-    (receipt,) = json.loads(site.command("history", "--site", "blog", "--json").stdout)
+    (receipt,) = site.command("history", "--site", "blog", "--json").json()
     files = [{"path": "content/posts/hello.md", "added": None, "removed": None, "deleted": False}]
     assert (receipt["changes"], receipt["filesChanged"]) == (files, 1)
     assert (receipt["outcome"], receipt["slug"], receipt["attempt"]) == ("published", "hello", 1)
     assert receipt["commit"] == site.git("rev-parse", "main", cwd=site.remote)
     assert [phase["name"] for phase in receipt["phases"]][-1] in ("push", "settle")
     assert receipt["saveToRemoteMs"] > 0
-    shown = json.loads(site.command("show", "hello", "--site", "blog", "--json").stdout)
+    shown = site.command("show", "hello", "--site", "blog", "--json").json()
     assert shown["receipts"] == [receipt]
-    (other,) = json.loads(site.command("history", "--site", "shop", "--json").stdout)
+    (other,) = site.command("history", "--site", "shop", "--json").json()
     assert other["outcome"] == "nochange"

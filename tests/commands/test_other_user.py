@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -134,8 +133,7 @@ def test_the_doctor_names_the_permission_that_is_wrong(site: Site, spoil: str, m
     _follow_the_page(site)
     _cms(site, "umask 002; echo new > content/posts/new.md\n")
     subprocess.run(["bash", "-euc", spoil], cwd=site.worktree, check=True)
-    found = json.loads(_run_once(site, "doctor --json").stdout)["findings"]
-    (finding,) = [each for each in found if each["check"] == "accounts"]
+    finding = _run_once(site, "doctor --json").finding("accounts")
     assert finding["state"] == ("warning" if message else "ok"), finding
     assert message in finding["message"]
     assert bool(finding["fix"]) == bool(message)

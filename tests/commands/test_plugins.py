@@ -146,6 +146,6 @@ def test_a_plugin_that_cannot_be_loaded_stops_no_post_silently(plugged: Plugged)
     assert failed["failure"] == "plugin-broken"
     assert "no_such_module_anywhere" in failed["error"]
     assert "'broken'" in failed["error"]
-    said = plugged.site.command("doctor", "--json", PYTHONPATH=str(plugged.folder))
-    (finding,) = [each for each in json.loads(said.stdout)["findings"] if each["check"] == "plugins"]
+    doctor = plugged.site.command("doctor", "--json", PYTHONPATH=str(plugged.folder))
+    finding = doctor.finding("plugins")
     assert (finding["state"], finding["fix"]) == ("error", "correct the plugin, or uninstall it")

@@ -349,7 +349,7 @@ def local_side(site: Site) -> tuple[str, ...]:
 
 
 def states(site: Site) -> dict[str, str]:
-    return {job["slug"]: job["state"] for job in json.loads(site.command("list", "--json").stdout)}
+    return {job["slug"]: job["state"] for job in site.command("list", "--json").json()}
 
 
 def outcomes(result: Result) -> list[tuple[str, str, bool]]:

@@ -114,7 +114,7 @@ def test_a_conflict_is_shown_with_its_post_before_anybody_saves(site: Site) -> N
 
     assert (event["slug"], bool(event["fix"])) == ("clash", True)
     assert "content/posts/clash.md in the same lines" in event["error"]
-    receipt = json.loads(site.command("show", "clash", "--json").stdout)["receipts"][0]
+    receipt = site.command("show", "clash", "--json").json()["receipts"][0]
     assert (receipt["outcome"], receipt["error"]) == ("conflict-ahead", event["error"])
     assert site.run_once(**SOON).of("conflict-ahead") == []
 
@@ -131,7 +131,7 @@ def test_a_remote_that_is_away_is_the_sites_condition_once(site: Site) -> None:
     away = site.remote.rename(site.root / "away.git")
     assert [each["failure"] for each in site.run_once(**SOON).of("condition")] == ["remote-missing"]
     assert site.run_once(**SOON).names() == ["worker-started", "worker-stopped"]
-    assert "condition" in json.loads(site.command("status", "--json").stdout)
+    assert "condition" in site.command("status", "--json").json()
     away.rename(site.remote)
     assert site.run_once(**SOON).names() == ["worker-started", "site-updated", "condition", "worker-stopped"]
 
@@ -172,7 +172,7 @@ def test_pull_works_beside_a_worker_and_waits_for_it(site: Site) -> None:
         next(lines_of(worker))
         result = site.command("pull", "--json")
         assert result.returncode == 0, result.stderr
-        assert json.loads(result.stdout)["paths"] == [THEIRS]
+        assert result.json()["paths"] == [THEIRS]
         assert has(site)
     with busy(site):
         result = site.command("pull")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cluster_farm import Farm
-    from sites import Result, Site
+    from sites import Site
 
 
 X509 = """Key-Type: RSA
@@ -139,7 +138,7 @@ def test_every_commit_verifies_whatever_way_it_took(site: Site, keys: Keys, kind
         key = shell("ssh-keygen", "-lf", key).decode().split()[1]
     elif kind == "openpgp":
         key = re.findall(r"^fpr:+(\w+):", keys.gpg("--list-keys", "--with-colons").decode(), re.MULTILINE)[0]
-    receipts = json.loads(site.command("history", "--json").stdout)
+    receipts = site.command("history", "--json").json()
     signed = {each["signedWith"] for each in receipts if each["outcome"] == "published"}
     assert signed == {f"{kind} {key}"}
 
@@ -235,11 +234,6 @@ def break_key(site: Site, keys: Keys, case: str) -> dict[str, str]:
     return env
 
 
-def signing_finding(result: Result) -> dict[str, str]:
-    (found,) = [each for each in json.loads(result.stdout)["findings"] if each["check"] == "signing"]
-    return dict(found)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_an_unusable_key_is_named_with_its_fix_and_nothing_is_published(
     site: Site, keys: Keys, case: str
@@ -255,13 +249,13 @@ def test_an_unusable_key_is_named_with_its_fix_and_nothing_is_published(
     assert "GNUPG:" not in job["lastError"]
     assert len(site.remote_log()) == 1
     assert "/batch/" not in site.git("for-each-ref", "refs/briter")
-    finding = signing_finding(site.command("doctor", "--json", **env))
+    finding = site.command("doctor", "--json", **env).finding("signing")
     assert (finding["state"], finding["fix"]) == ("error", job["fix"])
 
     if case != "missing":
         return
     good = keys.settings("ssh")
-    assert signing_finding(site.command("doctor", "--json", **good))["state"] == "ok"
+    assert site.command("doctor", "--json", **good).finding("signing")["state"] == "ok"
     site.command("retry", "a", **good)
     assert site.run_once(**good).of("published")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import time
@@ -55,7 +54,7 @@ def test_a_post_that_is_cancelled_before_its_push_is_left_out_of_it_and_the_othe
     with site.running() as worker:
         eventually(began.exists)
         done = site.command("cancel", "goes", "--json")
-        assert [job["cancelled"] for job in json.loads(done.stdout)] == [False]
+        assert [job["cancelled"] for job in done.json()] == [False]
         end.touch()
         lines = lines_of(worker)
         ends = ("published", "cancelled")
@@ -89,11 +88,10 @@ def test_a_paused_site_publishes_nothing_and_goes_on_at_once_when_resumed(site: 
     save(site, "a")
     done = site.run_once()
     assert (done.returncode, done.names()) == (0, ["worker-started", "paused", "worker-stopped"])
-    assert json.loads(site.command("status", "--json").stdout)["paused"]["reason"] == "moving house"
+    assert site.command("status", "--json").json()["paused"]["reason"] == "moving house"
     assert "moving house" in site.command("status").stdout
     assert "moving house" in site.command("list").stderr
-    doctor = json.loads(site.command("doctor", "--json").stdout)
-    assert [each["fix"] for each in doctor["findings"] if each["check"] == "pause"]
+    assert site.command("doctor", "--json").finding("pause")["fix"]
     with site.running(BRITER_WORKER_POLL_INTERVAL_MS="60000") as worker:
         lines = lines_of(worker)
         until(lines, "paused")
@@ -141,7 +139,7 @@ def test_who_steered_is_in_the_history(site: Site) -> None:
     steps = ["publish-now a", "cancel b", "pause", "resume", "resume", "retry c"]
     for step in steps:
         site.command(*step.split())
-    done = json.loads(site.command("history", "--actions", "--json").stdout)
+    done = site.command("history", "--actions", "--json").json()
     found = [(each["action"], each.get("slug")) for each in reversed(done)]
     assert found == [("publish-now", "a"), ("cancel", "b"), ("pause", None), ("resume", None)]
     assert {each["by"] for each in done} == {pwd.getpwuid(os.getuid()).pw_name}
@@ -176,7 +174,7 @@ def save_hello(site: Site, text: str = "Hello\n", *, age: float = 0.0, **keys: o
 
 
 def listed(site: Site, **env: str) -> dict[str, Any]:
-    (job,) = json.loads(site.command("list", "--json", **env).stdout)
+    (job,) = site.command("list", "--json", **env).json()
     return dict(job)
 
 
@@ -188,7 +186,7 @@ def test_what_is_still_quiet_is_left_and_shown_with_its_end(site: Site) -> None:
     assert job["state"] == "quiet"
     assert parse_time(job["quietUntil"]) == pytest.approx(parse_time(job["createdAt"]) + 60)
     assert listed(site)["state"] == "pending"
-    status = json.loads(site.command("status", "--json", **QUIET).stdout)
+    status = site.command("status", "--json", **QUIET).json()
     assert (status["jobs"]["quiet"], status["nextDue"][:19]) == (1, job["quietUntil"][:19])
     assert f"quietUntil\t{job['quietUntil']}" in site.command("show", "hello", **QUIET).stdout
 
@@ -236,9 +234,8 @@ def test_the_doctor_proposes_a_quiet_time_for_a_post_published_again_and_again(s
         assert site.run_once().of("published")
     with site.running("run") as worker:
         next(lines_of(worker))
-        findings = json.loads(site.command("doctor", "--json").stdout)["findings"]
+        finding = site.command("doctor", "--json").finding("quiet-time")
         assert '"quiet-time"' not in site.command("doctor", "--json", **QUIET).stdout
-    (finding,) = [each for each in findings if each["check"] == "quiet-time"]
     assert finding["state"] == "warning"
     assert finding["message"].startswith("hello was published 5 times within 60 s")
     assert "BRITER_WORKER_QUIET_MS" in finding["fix"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -181,7 +180,7 @@ def test_the_differences_of_the_last_publication_are_shown(site: Site, two: tupl
     assert "-one" not in said
     assert "+red" in said
     assert "\x1b" not in said
-    assert json.loads(site.command("show", "a", "--diff", "--json").stdout)["commit"] == commit
+    assert site.command("show", "a", "--diff", "--json").json()["commit"] == commit
     assert site.command("show", "never", "--diff").returncode == 2
 
 
@@ -194,7 +193,7 @@ def test_the_dashboard_undoes(site: Site) -> None:
         site.run_once()
         assert contents(site) == ["one\n", None, "old\n"]
         assert dashboard.api.post("/api/jobs/a/undo").status_code == 200
-        actions = json.loads(site.command("history", "--actions", "--slug", "a", "--json").stdout)
+        actions = site.command("history", "--actions", "--slug", "a", "--json").json()
         assert [(each["action"], each["by"]) for each in actions] == [
             ("undo", "token"),
             ("undo", "dashboard"),
@@ -231,9 +230,7 @@ def on_remote(farm: Farm) -> list[str | None]:
 
 
 def in_cluster(farm: Farm, *args: str) -> Any:  # noqa: ANN401 - any JSON
-    done = farm.command(*args, "--site", "blog", "--json", host="office")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return farm.command(*args, "--site", "blog", "--json", host="office").json()
 
 
 @pytest.mark.parametrize("filters", [True, False], ids=["filters", "no-filters"])

@@ -178,7 +178,7 @@ def test_the_headline_follows_from_facts_and_the_command_says_the_same(
             assert found
             return html.unescape(found[1])
 
-        said: str = json.loads(site.command("status", "--json").stdout)["headline"]["text"]
+        said: str = site.command("status", "--json").json()["headline"]["text"]
         eventually(lambda: shown() == said)
         for command in ("health", "doctor"):
             assert said in site.command(command).stdout, command
@@ -207,7 +207,7 @@ def test_the_runs_of_cron_say_when_a_worker_is_due(site: Site) -> None:
         return {"PYTHONPATH": str(Path(__file__).parents[1] / "skew"), "SKEW_S": str(3600 * hours)}
 
     def state(hours: float) -> str:
-        text: str = json.loads(site.command("status", "--json", **clock(hours)).stdout)["headline"]["text"]
+        text: str = site.command("status", "--json", **clock(hours)).json()["headline"]["text"]
         return text
 
     for hours in (-2, -1, 0):  # nothing is due
@@ -276,10 +276,10 @@ def test_the_worker_decides_whether_a_page_says_dry_run(site: Site, dashboard: D
     eventually(lambda: "Dry run." in dashboard.page.get("/").text)
     said = text_of(dashboard.page.get("/waiting").text)
     assert "A dry run built it" in said
-    assert json.loads(site.command("status", "--json").stdout)["dryRun"] is True
+    assert site.command("status", "--json").json()["dryRun"] is True
     assert "a dry run publishes nothing" in site.command("doctor").stdout
     with site.running("run"):
-        eventually(lambda: json.loads(site.command("status", "--json").stdout)["worker"])
+        eventually(lambda: site.command("status", "--json").json()["worker"])
         said = "Everything that was saved is on the remote"
         eventually(lambda: said in site.command("status").stdout)
         assert site.command("health").stdout == f"healthy\nstate: {said}\n"

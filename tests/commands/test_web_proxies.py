@@ -70,18 +70,6 @@ def proxied(program: str, configuration: str, folder: Path, port: int) -> Iterat
             process.kill()
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """The certificate and key of 127.0.0.1, in one file."""
-    provide("openssl", package="openssl")
-    file = tmp_path / "proxy.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
-    names = f"-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 -keyout {file} -out {file}.crt"
-    subprocess.run([*command.split(), *names.split()], check=True, capture_output=True)
-    file.write_text(file.read_text() + Path(f"{file}.crt").read_text())
-    return file
-
-
 @pytest.mark.parametrize("program", ["nginx", "caddy", "traefik"])
 def test_the_documented_proxy_signs_in_steers_and_streams(
     site: Site, program: str, certificate: Path, tmp_path: Path
@@ -136,24 +124,3 @@ def forged(page: httpx.Client, address: str) -> int:
     """Send a wrong token under another address."""
     headers = {"Authorization": "Bearer wrong", "X-Forwarded-For": address}
     return page.get("/api/status", headers=headers).status_code
-
-
-def test_a_proxy_with_nothing_but_an_address_gives_no_control_without_the_token(
-    site: Site, tmp_path: Path
-) -> None:
-    provide("nginx", package="nginx")
-    port = free_port()
-    with serving(site) as dashboard:
-        location = f"location / {{ proxy_pass http://127.0.0.1:{dashboard.port}; }}"
-        server = f"server {{ listen 127.0.0.1:{port}; {location} }}"
-        there = f"http://127.0.0.1:{port}"
-        with proxied("nginx", server, tmp_path, port), httpx.Client(base_url=there) as page:
-            api = dashboard.json("/openapi.json")["paths"]
-            calls = [(method, path) for path, methods in api.items() for method in methods]
-            assert len(calls) > 10
-            for method, path in [*calls, ("post", "/actions/pause"), ("get", "/"), ("get", "/site")]:
-                answer = page.request(method, path.replace("{job_id}", "x"), data={"for": ""})
-                expected = 200 if path in {"/healthz", "/readyz"} else 401
-                assert answer.status_code == expected, (method, path)
-            headers = {"Authorization": f"Bearer {TOKEN}"}
-            assert page.get("/api/status", headers=headers).json()["paused"] is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
-import subprocess
 import threading
 import time
 from contextlib import ExitStack, closing
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 from receivers import Receiver, drips, receiving
 from remotes import Exchange, says, stalls
-from requirements import provide
 from sites import Site, eventually, lines_of
 from standardwebhooks.webhooks import Webhook
 
@@ -478,25 +476,8 @@ def test_the_doctor_names_problems_of_webhooks(site: Site, receiver: Receiver) -
     assert "BRITER_WEBHOOK_ALLOW_PRIVATE" in found[1]["fix"]
     assert "T0KEN" not in bad.stdout
     good = site.command("doctor", "--json", **env(receiver))
-    (fine,) = [each for each in json.loads(good.stdout)["findings"] if each["check"] == "webhooks"]
+    fine = good.finding("webhooks")
     assert (fine["state"], fine["message"]) == ("ok", receiver.url)
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that nobody has reason to trust."""
-    provide("openssl", package="openssl")
-    file = tmp_path_factory.mktemp("tls") / "both.pem"
-    names = ("-addext", "subjectAltName=IP:127.0.0.1", "-subj", "/CN=receiver")
-    files = ("-keyout", str(file), "-out", str(file.with_suffix(".crt")))
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files],
-        check=True,
-        capture_output=True,
-    )
-    with file.open("a", encoding="utf-8") as both:
-        both.write(file.with_suffix(".crt").read_text(encoding="utf-8"))
-    return file
 
 
 def test_a_receiver_with_an_untrusted_certificate_gets_no_message(
@@ -506,7 +487,7 @@ def test_a_receiver_with_an_untrusted_certificate_gets_no_message(
         station.tell(station.open(receiver.url), published())
         assert receiver.received == []
         assert station.unsent() == 1
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_suffix(".crt")))
+        monkeypatch.setenv("SSL_CERT_FILE", f"{certificate}.crt")
         station.later(DELAYS_S[0])
         assert len(receiver.received) == 1
         monkeypatch.undo()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -68,7 +67,7 @@ def test_a_push_that_landed_while_its_worker_was_killed_is_settled_with_its_comm
     assert site.jobs() == []
     assert site.git("rev-parse", "main") == commit
     assert site.git("status", "--porcelain") == ""
-    receipt = json.loads(site.command("history", "--json").stdout)[0]
+    receipt = site.command("history", "--json").json()[0]
     assert (receipt["outcome"], receipt["commit"]) == ("published", commit)
     assert receipt["changes"] == [{"path": "content/posts/a.md", "added": 1, "removed": 0, "deleted": False}]
 
@@ -124,7 +123,7 @@ def test_a_worker_that_is_killed_as_a_published_job_leaves_the_queue_has_left_on
     if moment == "delay_enter":
         assert [event["commit"] for event in site.run_once().of("published")] == [commit]
     assert not [*claimed.glob("a-*.json")]
-    (receipt,) = json.loads(site.command("history", "--json").stdout)
+    (receipt,) = site.command("history", "--json").json()
     assert (receipt["outcome"], receipt["commit"], receipt["attempt"]) == ("published", commit, 1)
 
 

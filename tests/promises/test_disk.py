@@ -81,12 +81,12 @@ def test_a_full_disk_under_the_repository_is_the_sites_condition(tmp_path: Path,
             assert_put_off(site, result, FailureCode.DISK)
             assert site.job("a")["fix"] == "free some space"
             assert site.git("rev-parse", "main") == tip
-            status = json.loads(site.command("status", "--json").stdout)
+            status = site.command("status", "--json").json()
             assert status["fix"] == "free some space"
         for slug in ("a", "big"):
             site.command("retry", slug)
         assert_published(site, site.run_once(), "a", "big")
-        assert json.loads(site.command("status", "--json").stdout)["condition"] is None
+        assert site.command("status", "--json").json()["condition"] is None
         assert_sound(site)
 
 
@@ -190,19 +190,12 @@ def test_a_read_only_repository_is_the_sites_condition(site: Site, folder: str) 
 
 @pytest.mark.parametrize("folder", ["content", ".git"])
 def test_the_remotes_files_reach_a_folder_on_a_disk_of_its_own(site: Site, folder: str) -> None:
-    other, posts = site.root / "other", [f"content/{name}.md" for name in ("posts/welcome", "new/theirs")]
-    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
+    posts = [f"content/{name}.md" for name in ("posts/welcome", "new/theirs")]
 
     def publish_after(text: str) -> Result:
-        for post in posts:
-            (other / post).parent.mkdir(exist_ok=True)
-            (other / post).write_text(text)
-        site.git("add", "-A", cwd=other)
-        site.git("commit", "-qm", text, cwd=other)
-        site.git("push", "-q", "origin", "HEAD:main", cwd=other)
+        site.push_elsewhere(dict.fromkeys(posts, text))
         result = site.run_once()
         assert "published" in result.names()
-        site.git("pull", "-q", "--rebase", cwd=other)
         return result
 
     shutil.copytree(site.worktree / folder, site.root / "kept")
@@ -228,8 +221,7 @@ def test_a_worker_waits_until_its_queue_can_be_written_again(site: Site) -> None
     save(site, "a")
     with site.running(BRITER_WORKER_POLL_INTERVAL_MS="100") as worker:
         told = lines_of(worker)
-        assert_one = next(told)
-        assert assert_one["event"] == "worker-started"
+        assert next(told)["event"] == "worker-started"
         assert next(e for e in told if e["event"] == "published")["attempt"] == 1
         with read_only(site.queue):
             (site.root / "b.json").write_text(
@@ -237,16 +229,8 @@ def test_a_worker_waits_until_its_queue_can_be_written_again(site: Site) -> None
             )
             site.write_post("content/posts/b.md", "b\n")
             # The CMS has it mounted elsewhere, and can write.
-            subprocess.run(
-                [
-                    "unshare",
-                    "--mount",
-                    "sh",
-                    "-c",
-                    f"umount -l {site.queue}; mv {site.root}/b.json {site.queue}/",
-                ],
-                check=True,
-            )
+            elsewhere = f"umount -l {site.queue}; mv {site.root}/b.json {site.queue}/"
+            subprocess.run(["unshare", "--mount", "sh", "-c", elsewhere], check=True)
             warning = next(e for e in told if e["event"] == "warning")
             assert warning["fix"] == "make the file system writable"
         published = next(e for e in told if e["event"] == "published")
@@ -285,7 +269,7 @@ def test_an_io_error_under_a_job_file_is_shown_and_the_others_go_on(site: Site) 
     with unreadable() as broken, over(job, broken):
         result = site.run_once()
         assert [entry["slug"] for entry in result.of("published")] == ["b"]
-        (stuck,) = json.loads(site.command("status", "--json").stdout)["stuck"]
+        (stuck,) = site.command("status", "--json").json()["stuck"]
         assert stuck["file"] == job.name
         assert "Input/output error" in stuck["reason"]
     assert job.read_bytes() == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import TYPE_CHECKING
 
@@ -142,7 +141,7 @@ def assert_in_flight(site: Site, result: Result) -> None:
     assert result.returncode == 1
     assert "jobs in flight wait for the remote" in result.of("warning")[0]["error"]
     assert result.of("failed") == result.of("dead-lettered") == []
-    (job,) = json.loads(site.command("list", "--json").stdout)
+    (job,) = site.command("list", "--json").json()
     assert (job["slug"], job["state"]) == ("a", "claimed")
 
 

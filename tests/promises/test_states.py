@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
@@ -154,7 +153,7 @@ def test_what_a_person_is_in_the_middle_of_is_left_alone(
     save(site, "a")
     before = site.git("status", "--porcelain=v2", "--branch"), site.git("for-each-ref")
     assert_put_off(site, site.run_once(), failure)
-    assert site.job("a")["fix"] == json.loads(site.command("status", "--json").stdout)["fix"] != ""
+    assert site.job("a")["fix"] == site.command("status", "--json").json()["fix"] != ""
     assert (site.git("status", "--porcelain=v2", "--branch"), site.git("for-each-ref")) == before
     assert site.subjects() == ["Mine", "Start the site"]
     site.git(*end.split())
@@ -235,17 +234,6 @@ def test_a_lost_object_is_named_with_its_repair_and_nothing_is_reset(
     assert_published(site, try_again(site))
 
 
-# What is a branch's own, what is damaged, what others left there
-
-
-DRY = {"BRITER_WORKER_DRY_RUN": "true"}
-
-
-def open_repository(site: Site, branch: str = "main") -> Repository:
-    git = Git(site.worktree, remote="origin", timeout=30)
-    return Repository(git, branch=branch, remote="origin")
-
-
 # What is a branch's own
 
 
@@ -256,7 +244,7 @@ def test_linked_work_trees_keep_apart_what_is_theirs(site: Site) -> None:
     other.queue.mkdir(parents=True)
     site.git("worktree", "add", "-q", str(other.worktree), "fr")
     save(site)
-    assert site.run_once(**DRY).of("published")
+    assert site.run_once(BRITER_WORKER_DRY_RUN="true").of("published")
     save(other, "b")
     assert other.run_once(BRITER_GIT_BRANCH="fr").of("published")
     assert site.subjects("fr") == ["Publish b", "Start the site"]
@@ -288,8 +276,7 @@ def test_a_damaged_ref_is_named_with_the_command_that_repairs_it(site: Site, nam
     (site.worktree / ".git" / name).write_text(damaged)
     save(site)
     assert site.run_once().of("failed")[0]["failure"] == "corrupt"
-    fix = site.job("a")["fix"]
-    subprocess.run(["sh", "-ec", fix], cwd=site.worktree, check=True, capture_output=True)
+    repair(site)
     assert try_again(site).of("published")
     assert site.subjects() == ["Publish a", "Start the site"]
 
@@ -300,13 +287,14 @@ def test_the_repair_of_a_damaged_branch_brings_back_what_only_it_had(site: Site)
     (site.worktree / ".git/refs/heads/main").write_text("")
     save(site)
     site.run_once()
-    subprocess.run(["sh", "-ec", site.job("a")["fix"]], cwd=site.worktree, check=True, capture_output=True)
+    repair(site)
     assert site.git("rev-parse", "main") == lost
 
 
 @pytest.mark.parametrize("kept", ["pushed", "fetched"])
 def test_a_damaged_ref_of_the_workers_own_does_not_stop_the_posts(site: Site, kept: str) -> None:
-    damaged = site.worktree / ".git" / open_repository(site).own_refs / kept
+    own = Repository(Git(site.worktree, remote="origin", timeout=30), branch="main", remote="origin").own_refs
+    damaged = site.worktree / ".git" / own / kept
     damaged.parent.mkdir(parents=True)
     damaged.write_text("")
     assert site.run_once().returncode == 0
@@ -322,11 +310,10 @@ def test_a_persons_lock_after_a_publication_that_failed_is_theirs(site: Site) ->
     site.git("remote", "set-url", "origin", "/nowhere/at/all.git")
     save(site)
     assert site.run_once().of("failed")
-    lock = site.worktree / ".git/HEAD.lock"
-    lock.touch()
+    held = lock(site, "HEAD.lock")
     site.git("remote", "set-url", "origin", there)
     assert try_again(site).of("failed")[0]["failure"] == "locked"
-    assert lock.exists()
+    assert held.exists()
 
 
 def test_the_lock_of_a_git_that_had_to_be_ended_goes_with_it(site: Site) -> None:
@@ -339,11 +326,7 @@ def test_the_lock_of_a_git_that_had_to_be_ended_goes_with_it(site: Site) -> None
 
 
 def test_the_marker_of_a_dead_worker_outlives_a_look_that_was_refused(site: Site) -> None:
-    git_dir = site.worktree / ".git"
-    busy, lock = git_dir / "briter" / "busy", git_dir / "packed-refs.lock"
-    busy.parent.mkdir()
-    busy.touch()
-    lock.touch()
+    busy, held = lock(site, "briter/busy"), lock(site, "packed-refs.lock")
     save(site)
     idle = subprocess.Popen(
         ["git", "cat-file", "--batch"], cwd=site.worktree, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
@@ -354,7 +337,7 @@ def test_the_marker_of_a_dead_worker_outlives_a_look_that_was_refused(site: Site
     finally:
         idle.communicate()
     assert try_again(site).of("published")
-    assert not lock.exists()
+    assert not held.exists()
     assert not busy.exists()
 
 
@@ -368,7 +351,7 @@ def test_a_sha256_repository_is_published_like_any_other(tmp_path: Path) -> None
     site.git("commit", "-qm", "Start the site")
     site.git("push", "-q", "-u", "origin", "main")
     save(site)
-    assert site.run_once(**DRY).of("published")
+    assert site.run_once(BRITER_WORKER_DRY_RUN="true").of("published")
     assert len(site.remote_log()) == 1
     save(site, "b")
     assert site.run_once().of("published")
