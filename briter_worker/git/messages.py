@@ -161,6 +161,8 @@ _SIGNING = (
     ("cannot (?:run|exec)|: not found", "install openssh-client for ssh, gnupg for openpgp, gpgsm for x509"),
     ("unprotected private key", "chmod 600 FILE, so that only the worker's user can read it"),
     ("couldn't load public key|no private key found|load key", _NO_KEY),
+    ("unusable secret key|certificate expired", "renew the key: it is expired, revoked or not for signing"),
+    ("not trusted", "add the root certificate's fingerprint to trustlist.txt in GNUPGHOME"),
     ("failed to sign|gpg: |gpgsm: ", _UNKNOWN_KEY),
 )
 _MOVED_THERE = "is at [0-9a-f]{4,64} but expected"

@@ -260,6 +260,18 @@ def test_an_unusable_key_is_named_with_its_fix_and_nothing_is_published(
     assert site.run_once(**good).of("published")
 
 
+def test_a_key_that_is_expired_or_not_trusted_has_a_fix_of_its_own(site: Site, keys: Keys) -> None:
+    env = keys.settings("x509")
+    (keys.home / "trustlist.txt").write_text("")
+    shell("gpgconf", "--reload", "gpg-agent", GNUPGHOME=str(keys.home))
+    assert "trustlist.txt" in site.command("doctor", "--json", **env).finding("signing")["fix"]
+    provide("gpg", package="gnupg")
+    past = ("--faked-system-time", "20200101T000000", "--passphrase", "")
+    keys.gpg(*past, "--quick-gen-key", "old@example.org", "ed25519", "sign", "1d")
+    env |= {"BRITER_GIT_SIGNING_FORMAT": "openpgp", "BRITER_GIT_SIGNING_KEY": "old@example.org"}
+    assert "renew the key" in site.command("doctor", "--json", **env).finding("signing")["fix"]
+
+
 def test_a_terminal_is_never_asked_for_a_passphrase(site: Site, keys: Keys) -> None:
     provide("script", package="bsdutils")
     env = keys.settings("ssh", "secret")
