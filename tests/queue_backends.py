@@ -30,6 +30,12 @@ LONGEST_DELAY = 1800.0
 
 class _Looking:
     queue: Any
+    saves: int
+
+    def _job(self, slug: str, paths: list[str], created: float, keys: dict[str, object]) -> dict[str, object]:
+        self.saves += 1
+        job = {"id": f"job{self.saves:05}", "slug": slug, "paths": paths, "createdAt": format_time(created)}
+        return {**job, **keys}
 
     def _listed(self, slug: str, now: float) -> list[ListedJob]:
         return [row for row in self.queue.jobs(now) if row.job.slug == slug]
@@ -81,15 +87,14 @@ class Disk(_Looking):
 
         `created` is the time of the CMS's clock, `arrived` that of the queue's.
         """
-        self.saves += 1
-        job_id = keys.pop("id", f"job{self.saves:05}")
-        document = {"id": job_id, "slug": slug, "paths": paths, "createdAt": format_time(created), **keys}
+        document = self._job(slug, paths, created, keys)
+        job_id = str(document["id"])
         temp = self.root / f".{job_id}.tmp"
         temp.write_text(json.dumps(document))
         if arrived != NOW:
             os.utime(temp, (arrived, arrived))
         temp.rename(self.root / f"{name or (slug if self.named_after_slugs else job_id)}.json")
-        return str(job_id)
+        return job_id
 
     def put(self, name: str | bytes, data: bytes, *, age: float = 10.0) -> Path:
         """Write a file as a careless writer leaves it, last written `age` seconds ago."""
@@ -112,7 +117,6 @@ class Postgres(_Looking):
         self.restart()
 
     def restart(self, *, dry_run: bool = False, quiet: QuietTime = NO_QUIET_TIME) -> None:
-
         self._quiet = quiet
         self.queue = take_queue(self.database, self.site, dry_run=dry_run)
 
@@ -126,12 +130,8 @@ class Postgres(_Looking):
         name: str = "",  # noqa: ARG002 - there are no files
         **keys: object,
     ) -> str:
-
-        self.saves += 1
-        job_id = str(keys.pop("id", f"job{self.saves:05}"))
-        document = {"id": job_id, "slug": slug, "paths": paths, "createdAt": format_time(created), **keys}
-        store(self.database, document, site=self.site, now=arrived, quiet=self._quiet)
-        return job_id
+        document = self._job(slug, paths, created, keys)
+        return store(self.database, document, site=self.site, now=arrived, quiet=self._quiet)
 
 
 Backend = Disk | Postgres

@@ -19,6 +19,7 @@ from briter_worker.errors import FailureCode
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "storage" / "README.md"])
 HOW_TO = ROOT / "docs" / "how-to"
+PACKAGE = ROOT / "briter_worker"
 
 
 def _dotted(page: Path) -> str:
@@ -165,16 +166,18 @@ def test_the_figures_in_readme_and_docs_are_those_of_the_last_run_of_the_benchma
 
 
 def test_the_design_names_files_and_functions_that_exist() -> None:
-    package = ROOT / "briter_worker"
-    source = "\n".join(
-        file.read_text() for file in [*package.rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
-    )
-    words = set(re.findall(r"\w+", source))
-    for name in re.findall(r"`([\w./]+)`", (ROOT / "docs/explanation/design.md").read_text()):
-        if name.endswith(".py"):
-            assert (package / name).exists() or (ROOT / name).exists(), name
+    text = (ROOT / "docs/explanation/design.md").read_text()
+    for names, file in re.findall(r"((?:`[\w.]+`(?:, | and )?)+) (?:in|of) `([\w./]+\.py)`", text):
+        module = next(folder / file for folder in (PACKAGE, ROOT) if (folder / file).exists())
+        assert set(re.findall(r"`([\w.]+)`", names)) <= names_in(module), file
+    modules = [*PACKAGE.rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    known = frozenset().union(*map(names_in, modules))
+    words = {word for file in modules for word in re.findall(r"\w+", f"{file.name} {file.read_text()}")}
+    for name in re.findall(r"`([\w./]+)`", text):
+        if name.endswith((".py", ".toml")):
+            assert (PACKAGE / name).exists() or (ROOT / name).exists(), name
         elif "/" not in name:
-            assert set(name.split(".")) <= words | {module.stem for module in package.rglob("*")}, name
+            assert name in (known if "." in name else words), name
 
 
 def test_the_readme_begins_with_the_two_commands() -> None:
@@ -221,13 +224,15 @@ def rows() -> list[tuple[str, str]]:
 
 @cache
 def names_in(file: Path) -> frozenset[str]:
-    """The names of the tests of a file."""
-    tree = ast.parse(file.read_text())
-    return frozenset(
-        node.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    )
+    """What a file defines, the members of its classes as `Class.member`."""
+    body = ast.parse(file.read_text()).body
+    classes = [node for node in body if isinstance(node, ast.ClassDef)]
+    found: set[str] = set()
+    for prefix, nodes in [("", body), *((f"{each.name}.", each.body) for each in classes)]:
+        for node in nodes:
+            for each in getattr(node, "targets", [getattr(node, "target", node)]):
+                found.add(f"{prefix}{getattr(each, 'name', getattr(each, 'id', ''))}")
+    return frozenset(found)
 
 
 def test_the_page_has_every_row_of_the_table() -> None:

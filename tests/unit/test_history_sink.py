@@ -144,16 +144,6 @@ def failed(job: str = "j1", attempt: int = 1) -> Failed:
 # --- receipts
 
 
-def test_each_attempt_has_its_own_receipt_with_error_and_fix_apart(book: Book) -> None:
-    book.write(start(), failed(), start(attempt=2), published(attempt=2))
-    assert [(each.attempt, each.outcome) for each in book.receipts()] == [(2, "published"), (1, "failed")]
-    assert [each.attempt for each in book.history.attempts("j1")] == [2, 1]
-    first = book.receipts()[1]
-    assert (first.error, first.fix) == ("the remote is down", "check the network")
-    assert (first.failure, first.retry_at) == ("network", 1_000_060.0)
-    assert first.to_json()["fix"] == "check the network"
-
-
 def test_the_attempt_of_a_dead_worker_is_interrupted_by_the_next_one(book: Book) -> None:
     book.write(start())
     book.write(start(attempt=2), published(attempt=2))
