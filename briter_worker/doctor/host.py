@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import threading
 import time
-from contextlib import suppress
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from briter_worker.doctor.finding import Finding, error, ok, warning
 from briter_worker.errors import FixableError
+from briter_worker.sinks.webhooks import UndeliveredError, request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,44 +82,26 @@ def _api_of(host: str, settings: Settings) -> str:
 
 
 def _get(url: str, token: str, deadline: float) -> Any:  # noqa: ANN401 - any JSON
-    """Return the JSON of an answer. Redirects are not followed, proxies are not used.
+    """Return the JSON of an answer.
 
     Raises FixableError, and ValueError or RecursionError for an answer that is no JSON.
     """
-    parts, left = urlsplit(url), max(0.01, deadline - time.monotonic())
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.netloc, timeout=left)
-    # The timeout of a socket bounds one read. A host may send a byte at a time.
-    watchdog = threading.Timer(left, _shut_down, [connection])
-    watchdog.start()
+    headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+    left = max(0.01, deadline - time.monotonic())
     try:
-        headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
-        connection.request(
-            "GET", url.partition(parts.netloc)[2], headers=headers | {"User-Agent": "briter-worker"}
-        )
-        response = connection.getresponse()
-        body = response.read(_MAX_BYTES + 1)
-    except (OSError, HTTPException) as problem:
-        text = f"its API gave no answer: {problem or type(problem).__name__}"
-        raise FixableError(text, "look whether this machine reaches it") from None
-    finally:
-        watchdog.cancel()
-        connection.close()
-    if time.monotonic() >= deadline or len(body) > _MAX_BYTES:
-        text = f"its API sent no complete answer within {_DEADLINE_S:.0f} s and {_MAX_BYTES} bytes"
-        raise FixableError(text, SET_API)
-    if response.status != _OK:
+        answer, body = request("GET", url, headers, allow_private=True, within=left, max_bytes=_MAX_BYTES)
+    except UndeliveredError as problem:
+        raise FixableError(
+            f"its API gave no answer: {problem}", "look whether this machine reaches it"
+        ) from None
+    if len(body) > _MAX_BYTES:
+        raise FixableError(f"its API sent more than {_MAX_BYTES} bytes", SET_API)
+    if answer.status != _OK:
         fix = (
             "give BRITER_GIT_HOST_TOKEN a token that may read the repository, or correct BRITER_GIT_HOST_API"
         )
-        raise FixableError(f"its API answered {response.status}", fix)
+        raise FixableError(f"its API answered {answer.status}", fix)
     return json.loads(body)
-
-
-def _shut_down(connection: HTTPConnection) -> None:
-    # Not the method of an SSL socket, which the other thread is using.
-    with suppress(OSError, AttributeError, TypeError):
-        socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
 
 
 def _if_permitted(ask: Ask, place: str) -> Any:  # noqa: ANN401 - any JSON

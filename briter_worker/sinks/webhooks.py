@@ -334,13 +334,14 @@ class Sender:
         try:
             headers, body = self._headers(delivery), delivery.body.encode()
             private = self.allow_private
-            status, retry_after = post(delivery.url, headers, body, allow_private=private, within=within)
+            answer, _ = request("POST", delivery.url, headers, body, allow_private=private, within=within)
         except AddressRefusedError as refused:
             self._give_up(delivery, refused.message, refused.fix)
             return
         except Exception as error:  # noqa: BLE001 - whatever a receiver does, the next one is served
             self._fail(delivery, one_line(str(error)) or type(error).__name__, is_busy=True)
             return
+        status, pause = answer.status, answer.getheader("Retry-After", "")
         text = f"the receiver answered {status}"
         if status in _OK:
             self.outbox.remove(delivery)
@@ -350,6 +351,7 @@ class Sender:
             self._give_up(delivery, f"{text}, a redirect, which is not followed", "use the new address")
         else:
             is_busy = status in _BUSY or status not in _CLIENT_ERRORS
+            retry_after = min(float(pause), _MAX_RETRY_AFTER_S) if pause.isdecimal() else None
             self._fail(delivery, text, is_busy=is_busy, retry_after=retry_after)
 
     def _fail(
@@ -394,10 +396,17 @@ class Sender:
             self.warn(text, fix)
 
 
-def post(
-    url: str, headers: Mapping[str, str], body: bytes, *, allow_private: bool, within: float
-) -> tuple[int, float | None]:
-    """Send one POST; return the status, and after how many seconds the receiver wants to be asked again.
+def request(
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    body: bytes = b"",
+    *,
+    allow_private: bool,
+    within: float,
+    max_bytes: int = 0,
+) -> tuple[http.client.HTTPResponse, bytes]:
+    """Send one request; return the answer, and of its content one byte more than `max_bytes` at most.
 
     The host's name is resolved once, and the connection is made to an IP address that was checked. Redirects
     are not followed, proxies are not used. Raises AddressRefusedError and UndeliveredError.
@@ -421,17 +430,18 @@ def post(
         # The timeout of a socket bounds one read. A receiver may send a byte at a time.
         watchdog = threading.Timer(deadline - time.monotonic(), _shut_down, [connection.sock])
         watchdog.start()
-        connection.request("POST", target, body, sent)
+        connection.request(method, target, body or None, sent)
         response = connection.getresponse()
+        content = response.read(max_bytes + 1) if max_bytes else b""
         if time.monotonic() >= deadline:
-            raise TimeoutError  # headers that were cut off by the watchdog are no answer
-        pause = response.getheader("Retry-After", "")
-        return response.status, min(float(pause), _MAX_RETRY_AFTER_S) if pause.isdecimal() else None
+            raise TimeoutError  # what was cut off by the watchdog is no answer
     except (OSError, http.client.HTTPException) as error:
         text = str(error) or type(error).__name__
         if time.monotonic() >= deadline or isinstance(error, TimeoutError):
             text = f"no answer within {within:.0f} s"
         raise UndeliveredError(text) from None
+    else:
+        return response, content
     finally:
         if watchdog is not None:
             watchdog.cancel()

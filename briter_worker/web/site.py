@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from briter_worker import actions, client, wiring
@@ -217,7 +217,8 @@ class Site:
         person = (author["name"], author["email"]) if author else None
         try:
             document = client.compose(given.pop("slug"), given.pop("paths"), at=at, author=person, **given)
-            with _one_key:  # two dashboards at once store the same job, under the same id
+            # Two dashboards at once store the same job, under the same id.
+            with _one_key if key is not None else nullcontext():
                 if key is not None:
                     files = [[path, None if data is None else data.hex()] for path, data in contents.items()]
                     request = _digest(json.dumps([body, files], sort_keys=True).encode())

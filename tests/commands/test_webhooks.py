@@ -29,7 +29,7 @@ from briter_worker.events import (
 )
 from briter_worker.sinks.recorder import FanOut
 from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore
-from briter_worker.sinks.webhooks import DELAYS_S, Sender, UndeliveredError, WebhookSink, post
+from briter_worker.sinks.webhooks import DELAYS_S, Sender, UndeliveredError, WebhookSink, request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -249,7 +249,7 @@ def test_a_post_to_a_stalled_or_slow_receiver_ends_in_time(receiver: Receiver) -
     for _ in range(2):
         began = time.monotonic()
         with pytest.raises(UndeliveredError, match="no answer within"):
-            post(receiver.url, {}, b"x", allow_private=True, within=0.6)
+            request("POST", receiver.url, {}, b"x", allow_private=True, within=0.6)
         assert time.monotonic() - began < 8, "the limit of one read would be 10 s"
 
 
@@ -298,7 +298,7 @@ def test_a_name_is_resolved_once_and_the_checked_address_is_called(
     monkeypatch.setattr(socket, "create_connection", lambda address, *_, **__: connected.append(address))
     monkeypatch.setattr("briter_worker.sinks.webhooks.is_public", lambda _: True)
     with pytest.raises(Exception):  # noqa: B017, PT011 - nothing is connected in truth
-        post(f"https://rebind.example:{receiver.port}/", {}, b"", allow_private=False, within=5.0)
+        request("POST", f"https://rebind.example:{receiver.port}/", {}, allow_private=False, within=5.0)
     assert asked == ["rebind.example"]
     assert connected == [("192.0.2.1", receiver.port)]
 
