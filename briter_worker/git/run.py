@@ -15,7 +15,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import contextmanager, nullcontext, suppress
@@ -328,8 +327,8 @@ class Git(Surroundings):
         if self._environment is None:
             self._environment = self.variables(self.settings)
         try:
-            # A file, which git may read or not.
-            with nullcontext() if not stdin else tempfile.TemporaryFile() as file:
+            # A file, which git may read or not. To make one on a disk takes 0.2 ms.
+            with nullcontext() if not stdin else os.fdopen(os.memfd_create("stdin"), "w+b") as file:
                 if file is not None:
                     file.write(stdin or b"")
                     file.seek(0)
