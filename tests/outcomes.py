@@ -125,6 +125,14 @@ def assert_fit_to_be_shown(text: str) -> None:
     assert CANARY not in text
 
 
+def assert_published_at_last(site: Site, *slugs: str) -> None:
+    """Tried again, these are published, and everything is sound."""
+    for slug in slugs or ("a",):
+        site.command("retry", slug)
+    assert_published(site, site.run_once(), *slugs)
+    assert_sound(site)
+
+
 def assert_once(site: Site, *slugs: str) -> None:
     """The remote has these, each by one commit, and nothing else; here everything is sound."""
     subjects = Counter(subject for _, subject in site.remote_log())

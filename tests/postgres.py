@@ -114,11 +114,6 @@ class Server:
                 process.send_signal(signal.SIGQUIT)
                 process.wait(_PATIENCE)
 
-    def restart(self, number: signal.Signals = signal.SIGINT) -> None:
-        """All its connections end, and it is there again."""
-        self.stop(number)
-        self.start()
-
     def create(self, name: str, template: str = "template0") -> None:
         """A database of this name."""
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:

@@ -246,12 +246,8 @@ def test_a_push_whose_answer_was_lost_is_found_by_any_node_and_the_next_save_is_
 # What is sent: everything that the job declares, and nothing else
 
 
-SAVED = 1_700_000_000.0
-
-
-def gathered(root: Path, *paths: str, most: int = 1 << 20) -> Gathered:
-    allowlist = Allowlist(["content", "media"])
-    return gather(root, paths, allowlist=allowlist, max_bytes=most, saved_at=SAVED)
+def gathered(root: Path, *paths: str) -> Gathered:
+    return gather(root, paths, allowlist=Allowlist(["content"]), max_bytes=1 << 20)
 
 
 def blob_of(path: Path) -> str:

@@ -256,41 +256,42 @@ def test_a_repository_of_somebody_else_is_told(site: Site) -> None:
 
 TOKEN = "canary-0123456789-abcdef"  # noqa: S105 - of nobody
 GITHUB_RULE = {"ruleset_source_type": "Repository", "ruleset_source": "me/blog", "ruleset_id": 42}
-UNPROTECTED_AT_GITHUB = {"name": "main", "protected": False, "protection": {"enabled": False}}
-PROTECTED_AT_GITHUB = {"name": "main", "protected": True, "protection": {"enabled": True}}
+RULES, BRANCH = "/repos/me/blog/rules/branches/main", "/repos/me/blog/branches/main"
+GITLABS_BRANCH = "/projects/me%2Fblog/repository/branches/main"
+FREE = {"name": "main", "protected": False, "protection": {"enabled": False}}
+PROTECTED = {"name": "main", "protected": True, "protection": {"enabled": True}}
+FINE = ("ok", "no rule that refuses", "")
+SIGNED_ONLY = ("warning", "required signatures", "BRITER_GIT_SIGNING_KEY")
+CLOSED = ("error", "is protected", "let the account that pushes push to main")
 HOSTS: dict[str, tuple[str, dict[str, Any], tuple[str, str, str]]] = {
-    "github, unprotected": (
-        "/api/v3",
-        {"/repos/me/blog/rules/branches/main": [], "/repos/me/blog/branches/main": UNPROTECTED_AT_GITHUB},
-        ("ok", "no rule that refuses", ""),
-    ),
+    "github, unprotected": ("/api/v3", {RULES: [], BRANCH: FREE}, FINE),
     "github, a ruleset": (
         "/api/v3",
         {
-            "/repos/me/blog/rules/branches/main": [
+            RULES: [
                 {**GITHUB_RULE, "type": "deletion"},
                 {**GITHUB_RULE, "type": "pull_request", "parameters": {"required_approving_review_count": 1}},
             ],
             "/repos/me/blog/rulesets/42": {"id": 42, "current_user_can_bypass": "never"},
-            "/repos/me/blog/branches/main": UNPROTECTED_AT_GITHUB,
+            BRANCH: FREE,
         },
         ("warning", "refuse pushes: pull request", "bypass"),
     ),
     "github, a ruleset that is bypassed": (
         "/api/v3",
         {
-            "/repos/me/blog/rules/branches/main": [{**GITHUB_RULE, "type": "required_status_checks"}],
+            RULES: [{**GITHUB_RULE, "type": "required_status_checks"}],
             "/repos/me/blog/rulesets/42": {"id": 42, "current_user_can_bypass": "always"},
-            "/repos/me/blog/branches/main": UNPROTECTED_AT_GITHUB,
+            BRANCH: FREE,
         },
-        ("ok", "no rule that refuses", ""),
+        FINE,
     ),
     "github, a protection": (
         "/api/v3",
         {
-            "/repos/me/blog/rules/branches/main": [],
-            "/repos/me/blog/branches/main": PROTECTED_AT_GITHUB,
-            "/repos/me/blog/branches/main/protection": {
+            RULES: [],
+            BRANCH: PROTECTED,
+            f"{BRANCH}/protection": {
                 "required_status_checks": {"strict": True, "contexts": ["ci"]},
                 "required_signatures": {"url": "https://api.github.com/…", "enabled": True},
                 "enforce_admins": {"enabled": True},
@@ -301,48 +302,28 @@ HOSTS: dict[str, tuple[str, dict[str, Any], tuple[str, str, str]]] = {
     ),
     "github, a protection that the token may not read": (
         "/api/v3",
-        {"/repos/me/blog/rules/branches/main": [], "/repos/me/blog/branches/main": PROTECTED_AT_GITHUB},
+        {RULES: [], BRANCH: PROTECTED},
         ("warning", "this token may not read", "bypass"),
     ),
-    "gitlab, unprotected": (
-        "/api/v4",
-        {"/projects/me%2Fblog/repository/branches/main": {"protected": False, "can_push": False}},
-        ("ok", "no rule that refuses", ""),
-    ),
-    "gitlab, protected": (
-        "/api/v4",
-        {"/projects/me%2Fblog/repository/branches/main": {"protected": True, "can_push": False}},
-        ("error", "is protected", "let the account that pushes push to main"),
-    ),
+    "gitlab, unprotected": ("/api/v4", {GITLABS_BRANCH: {"protected": False, "can_push": False}}, FINE),
+    "gitlab, protected": ("/api/v4", {GITLABS_BRANCH: {"protected": True, "can_push": False}}, CLOSED),
     "gitlab, open to the user, signed only": (
         "/api/v4",
         {
-            "/projects/me%2Fblog/repository/branches/main": {"protected": True, "can_push": True},
+            GITLABS_BRANCH: {"protected": True, "can_push": True},
             "/projects/me%2Fblog/push_rule": {"id": 1, "reject_unsigned_commits": True},
         },
-        ("warning", "required signatures", "BRITER_GIT_SIGNING_KEY"),
+        SIGNED_ONLY,
     ),
-    "gitea, unprotected": (
-        "/api/v1",
-        {"/repos/me/blog/branches/main": {"protected": False, "user_can_push": True}},
-        ("ok", "no rule that refuses", ""),
-    ),
-    "gitea, protected": (
-        "/api/v1",
-        {"/repos/me/blog/branches/main": {"protected": True, "user_can_push": False}},
-        ("error", "is protected", "let the account that pushes push to main"),
-    ),
+    "gitea, unprotected": ("/api/v1", {BRANCH: {"protected": False, "user_can_push": True}}, FINE),
+    "gitea, protected": ("/api/v1", {BRANCH: {"protected": True, "user_can_push": False}}, CLOSED),
     "forgejo, open to the user, signed only": (
         "/api/v1",
         {
-            "/repos/me/blog/branches/main": {
-                "protected": True,
-                "user_can_push": True,
-                "effective_branch_protection_name": "ma*",
-            },
+            BRANCH: {"protected": True, "user_can_push": True, "effective_branch_protection_name": "ma*"},
             "/repos/me/blog/branch_protections/ma%2A": {"require_signed_commits": True},
         },
-        ("warning", "required signatures", "BRITER_GIT_SIGNING_KEY"),
+        SIGNED_ONLY,
     ),
     "a repository that the token may not see": (
         "/api/v4",
@@ -351,7 +332,7 @@ HOSTS: dict[str, tuple[str, dict[str, Any], tuple[str, str, str]]] = {
     ),
     "another API": (
         "/api/v4",
-        {"/projects/me%2Fblog/repository/branches/main": ["main"]},
+        {GITLABS_BRANCH: ["main"]},
         ("warning", "not of a known API", "BRITER_GIT_HOST_API"),
     ),
 }

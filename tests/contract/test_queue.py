@@ -41,6 +41,12 @@ def claimed(engine: Backend, now: float = NOW) -> tuple[Claim, ...]:
     return claims
 
 
+def in_flight(engine: Backend, slug: str, paths: list[str], **keys: Any) -> tuple[Claim, ...]:  # noqa: ANN401
+    """Save a job and claim what is due."""
+    engine.save(slug, paths, **keys)
+    return claimed(engine)
+
+
 def slugs(claims: Sequence[Claim]) -> list[str]:
     return [claim.job.slug for claim in claims]
 
@@ -79,8 +85,7 @@ def test_an_empty_queue_has_nothing_to_claim(engine: Backend) -> None:
 
 
 def test_a_due_job_is_claimed_once(engine: Backend) -> None:
-    engine.save("a", ["a.md"])
-    (claim,) = claimed(engine)
+    (claim,) = in_flight(engine, "a", ["a.md"])
     assert (claim.job.slug, claim.job.paths, claim.attempt, claim.alone) == ("a", ("a.md",), 1, True)
     assert engine.queue.claim(NOW).claims == ()
     assert engine.rows("a") == [(CLAIMED, ("a.md",))]
@@ -121,8 +126,7 @@ def test_a_retry_further_away_than_any_backoff_is_due_because_a_clock_was_set_ba
 
 
 def test_a_clock_set_back_while_running_does_not_delay_a_retry(engine: Backend) -> None:
-    engine.save("a", ["x"])
-    retry_later(engine, claimed(engine), NOW + 60)
+    retry_later(engine, in_flight(engine, "a", ["x"]), NOW + 60)
     assert engine.queue.claim(NOW).claims == ()
     assert slugs(claimed(engine, NOW - 86_400)) == ["a"]
 
@@ -173,8 +177,7 @@ def test_the_creation_time_decides_not_the_order_of_writing(engine: Backend) -> 
 def test_a_save_during_the_work_takes_over_what_comes_back(
     engine: Backend, settle: Callable[[Backend, Sequence[Claim]], None]
 ) -> None:
-    engine.save("a", ["a.md", "old.png"], created=NOW - 2)
-    claims = claimed(engine)
+    claims = in_flight(engine, "a", ["a.md", "old.png"], created=NOW - 2)
     new = engine.save("a", ["a.md"], created=NOW - 1, message="the newest")
     settle(engine, claims)
     assert engine.rows("a") == [(PENDING, ("a.md", "old.png"))]
@@ -186,8 +189,7 @@ def test_a_save_during_the_work_takes_over_what_comes_back(
 
 
 def test_a_save_during_the_work_is_published_after_the_older_was(engine: Backend) -> None:
-    engine.save("a", ["a.md", "old.png"], created=NOW - 2)
-    claims = claimed(engine)
+    claims = in_flight(engine, "a", ["a.md", "old.png"], created=NOW - 2)
     new = engine.save("a", ["a.md"], created=NOW - 1)
     acknowledge(engine, claims)
     (claim,) = claimed(engine)
@@ -195,8 +197,7 @@ def test_a_save_during_the_work_is_published_after_the_older_was(engine: Backend
 
 
 def test_a_save_during_the_work_takes_over_the_paths_of_the_older_that_is_refused(engine: Backend) -> None:
-    engine.save("a", ["a.md", "huge.bin"], created=NOW - 2)
-    claims = claimed(engine)
+    claims = in_flight(engine, "a", ["a.md", "huge.bin"], created=NOW - 2)
     new = engine.save("a", ["a.md"], created=NOW - 1)
     dead_letter(engine, claims)
     assert engine.rows("a") == [(PENDING, ("a.md", "huge.bin"))]
@@ -207,10 +208,8 @@ def test_a_save_during_the_work_takes_over_the_paths_of_the_older_that_is_refuse
 
 
 def test_a_save_may_be_claimed_while_the_older_is_in_flight(engine: Backend) -> None:
-    engine.save("a", ["old"], created=NOW - 2)
-    first = claimed(engine)
-    engine.save("a", ["new"], created=NOW - 1)
-    second = claimed(engine)
+    first = in_flight(engine, "a", ["old"], created=NOW - 2)
+    second = in_flight(engine, "a", ["new"], created=NOW - 1)
     assert keys(first).isdisjoint(keys(second))
     retry_later(engine, first)
     acknowledge(engine, second)
@@ -219,8 +218,7 @@ def test_a_save_may_be_claimed_while_the_older_is_in_flight(engine: Backend) -> 
 
 @by_creation_time
 def test_an_older_save_that_turns_up_late_joins_the_one_that_comes_back(engine: Backend) -> None:
-    engine.save("a", ["new"], created=NOW - 1)
-    claims = claimed(engine)
+    claims = in_flight(engine, "a", ["new"], created=NOW - 1)
     engine.save("a", ["old"], created=NOW - 9)
     retry_later(engine, claims, NOW + 60)
     assert engine.queue.claim(NOW).claims == ()
@@ -231,8 +229,7 @@ def test_an_older_save_that_turns_up_late_joins_the_one_that_comes_back(engine: 
 
 
 def test_a_retry_waits_and_counts_its_attempts(engine: Backend) -> None:
-    engine.save("a", ["a.md"], scheduledFor=format_time(NOW - 5))
-    retry_later(engine, claimed(engine), NOW + 60)
+    retry_later(engine, in_flight(engine, "a", ["a.md"], scheduledFor=format_time(NOW - 5)), NOW + 60)
     assert engine.rows("a") == [(RETRYING, ("a.md",))]
     document = engine.document("a")
     assert (document["status"], document["attempts"]) == ("pending", 1)
@@ -245,16 +242,14 @@ def test_a_retry_waits_and_counts_its_attempts(engine: Backend) -> None:
 
 
 def test_a_deferred_job_keeps_its_attempts(engine: Backend) -> None:
-    engine.save("a", ["a.md"], attempts=1)
-    (claim,) = claimed(engine)
+    (claim,) = in_flight(engine, "a", ["a.md"], attempts=1)
     assert engine.queue.retry_later(claim, NETWORK, at=NOW + 9, counts=False)
     assert engine.document("a")["attempts"] == 1
     assert claimed(engine, NOW + 9)[0].attempt == 2
 
 
 def test_a_dead_letter_is_kept_with_its_reason_and_not_tried_again(engine: Backend) -> None:
-    engine.save("a", ["a.md"])
-    dead_letter(engine, claimed(engine), Failure(FailureCode.REJECTED, "no", "ask"))
+    dead_letter(engine, in_flight(engine, "a", ["a.md"]), Failure(FailureCode.REJECTED, "no", "ask"))
     document = engine.document("a")
     assert (document["status"], document["attempts"]) == ("failed", 1)
     assert (document["failure"], document["lastError"], document["fix"]) == ("rejected", "no", "ask")
@@ -285,8 +280,7 @@ def test_keys_that_the_worker_does_not_know_are_kept(engine: Backend) -> None:
 
 
 def test_old_spellings_are_read_and_written_anew(engine: Backend) -> None:
-    engine.save("a", ["x"], commitMessage="Old", attempt=1)
-    claims = claimed(engine)
+    claims = in_flight(engine, "a", ["x"], commitMessage="Old", attempt=1)
     assert (claims[0].job.message, claims[0].attempt) == ("Old", 2)
     retry_later(engine, claims)
     document = engine.document("a")
@@ -297,8 +291,7 @@ def test_old_spellings_are_read_and_written_anew(engine: Backend) -> None:
 @pytest.mark.parametrize("settle", ["retry_later", "dead_letter", "acknowledge", "release"])
 def test_to_settle_a_job_twice_is_to_settle_it_once(engine: Backend, settle: str) -> None:
     """As when the answer was lost."""
-    engine.save("a", ["x"])
-    claims = claimed(engine)
+    claims = in_flight(engine, "a", ["x"])
     for _ in range(2):
         match settle:
             case "retry_later":
@@ -320,26 +313,22 @@ def test_to_settle_a_job_twice_is_to_settle_it_once(engine: Backend, settle: str
 
 def test_a_dry_run_tries_a_job_once_until_it_is_saved_again(engine: Backend) -> None:
     engine.restart(dry_run=True)
-    engine.save("a", ["a.md"], created=NOW - 2, note=1, name="one")
-    engine.queue.mark_tried(claimed(engine), NOW)
+    engine.queue.mark_tried(in_flight(engine, "a", ["a.md"], created=NOW - 2, note=1, name="one"), NOW)
     assert engine.rows("a") == [(TRIED, ("a.md",))]
     document = engine.document("a")
     assert (document["dryRunAt"], document["attempts"], document["note"]) == (format_time(NOW), 0, 1)
     engine.restart(dry_run=True)
     assert engine.queue.claim(NOW + 1e6).claims == ()
     assert engine.queue.next_due(NOW) is None
-    engine.save("a", ["b.md"], created=NOW - 1, name="two")
-    (claim,) = claimed(engine)
+    (claim,) = in_flight(engine, "a", ["b.md"], created=NOW - 1, name="two")
     assert (set(claim.job.paths), claim.attempt) == ({"a.md", "b.md"}, 1)
 
 
 @by_creation_time
 def test_a_dry_run_tries_a_job_again_that_an_older_save_has_joined(engine: Backend) -> None:
     engine.restart(dry_run=True)
-    engine.save("a", ["new"], created=NOW - 1, name="new")
-    engine.queue.mark_tried(claimed(engine), NOW)
-    engine.save("a", ["old"], created=NOW - 9, name="old")
-    (claim,) = claimed(engine)
+    engine.queue.mark_tried(in_flight(engine, "a", ["new"], created=NOW - 1, name="new"), NOW)
+    (claim,) = in_flight(engine, "a", ["old"], created=NOW - 9, name="old")
     assert claim.job.paths == ("new", "old")
 
 
@@ -399,48 +388,39 @@ def test_retries_that_an_environment_failure_delayed_are_due_when_requeued(engin
 def test_a_dead_letter_of_an_unknown_failure_waits_for_the_operator(engine: Backend) -> None:
     engine.save("a", ["old"], created=NOW - 9, status="failed", failure="a-code-to-come")
     assert list(engine.queue.requeue(NOW)) == []
-    engine.save("a", ["new"], name="new")
-    claims = claimed(engine)
+    claims = in_flight(engine, "a", ["new"], name="new")
     assert claims[0].job.paths == ("new",)
     release(engine, claims)
     assert [job.status.value for job in engine.queue.retry_all(NOW)] == ["pending"]
 
 
 def test_a_requeued_job_joins_a_newer_save(engine: Backend) -> None:
-    engine.save("a", ["old"], created=NOW - 2)
-    dead_letter(engine, claimed(engine), NETWORK)
+    dead_letter(engine, in_flight(engine, "a", ["old"], created=NOW - 2), NETWORK)
     new = engine.save("a", ["new"], created=NOW - 1, name="other")
     engine.queue.requeue(NOW)
     assert [(c.job.id, c.job.paths) for c in claimed(engine)] == [(new, ("new", "old"))]
 
 
 def test_a_dead_letter_keeps_the_paths_that_the_newer_save_did_not_publish(engine: Backend) -> None:
-    engine.save("a", ["a.md", "img/b.png", "huge.bin", "bad.exe"], created=NOW - 2)
-    dead_letter(engine, claimed(engine))
-    engine.save("a", ["a.md", "img/", "bad.exe"], created=NOW - 1, name="other")
-    claims = claimed(engine)
+    dead_letter(engine, in_flight(engine, "a", ["a.md", "img/b.png", "huge.bin", "bad.exe"], created=NOW - 2))
+    claims = in_flight(engine, "a", ["a.md", "img/", "bad.exe"], created=NOW - 1, name="other")
     assert claims[0].job.paths == ("a.md", "img/", "bad.exe")
     engine.queue.acknowledge(claims, {claims[0].key: ["bad.exe"]})
     assert engine.rows("a") == [(FAILED, ("huge.bin", "bad.exe"))]
-    engine.save("a", ["bad.exe", "huge.bin"], created=NOW, name="third")
-    acknowledge(engine, claimed(engine))
+    acknowledge(engine, in_flight(engine, "a", ["bad.exe", "huge.bin"], created=NOW, name="third"))
     assert engine.rows("a") == []
 
 
 def test_a_slug_has_one_dead_letter_with_the_paths_of_all(engine: Backend) -> None:
-    engine.save("a", ["one"], created=NOW - 3)
-    dead_letter(engine, claimed(engine))
-    engine.save("a", ["two"], created=NOW - 2, name="other")
-    dead_letter(engine, claimed(engine))
+    dead_letter(engine, in_flight(engine, "a", ["one"], created=NOW - 3))
+    dead_letter(engine, in_flight(engine, "a", ["two"], created=NOW - 2, name="other"))
     engine.queue.claim(NOW)
     assert engine.rows("a") == [(FAILED, ("two", "one"))]
 
 
 def test_a_newer_dead_letter_stays_when_an_older_save_is_published(engine: Backend) -> None:
-    engine.save("a", ["old"], created=NOW - 3)
-    older = claimed(engine)
-    engine.save("a", ["old"], created=NOW - 2)
-    dead_letter(engine, claimed(engine))
+    older = in_flight(engine, "a", ["old"], created=NOW - 3)
+    dead_letter(engine, in_flight(engine, "a", ["old"], created=NOW - 2))
     acknowledge(engine, older)
     assert engine.rows("a") == [(FAILED, ("old",))]
 
@@ -450,8 +430,7 @@ def test_a_newer_dead_letter_stays_when_an_older_save_is_published(engine: Backe
 
 def test_what_a_dead_worker_had_in_flight_is_recovered_as_it_was_claimed(engine: Backend) -> None:
     engine.save("a", ["a.md"], attempts=1, created=NOW - 2)
-    engine.save("b", ["b.md"])
-    claims = claimed(engine)
+    claims = in_flight(engine, "b", ["b.md"])
     engine.restart()
     again = engine.queue.recover(NOW)
     assert sorted(again, key=lambda claim: claim.job.slug) == list(claims)
@@ -477,8 +456,7 @@ def test_what_was_settled_before_the_crash_stays_settled(engine: Backend) -> Non
 
 def test_a_crash_counts_only_for_a_job_that_was_alone(engine: Backend) -> None:
     engine.save("a", ["x"], created=NOW - 2)
-    engine.save("b", ["x"])
-    claimed(engine)
+    in_flight(engine, "b", ["x"])
     for expected in (1, 2, 3):
         engine.restart()
         recovered = {claim.job.slug: claim for claim in engine.queue.recover(NOW)}
@@ -490,8 +468,7 @@ def test_a_crash_counts_only_for_a_job_that_was_alone(engine: Backend) -> None:
 
 
 def test_a_job_that_was_claimed_alone_is_blamed_for_the_crash(engine: Backend) -> None:
-    engine.save("a", ["x"])
-    claimed(engine)
+    in_flight(engine, "a", ["x"])
     engine.restart()
     (claim,) = engine.queue.recover(NOW)
     again = engine.queue.reclaim(claim, NOW)
@@ -504,8 +481,7 @@ def test_a_later_save_of_a_post_never_has_the_key_of_an_earlier_one(engine: Back
     """The plan of a push names jobs by their keys, and may be looked at long after."""
     seen: set[str] = set()
     for number in range(3):
-        engine.save("a", ["x"], created=NOW + number, name="a", id="a")
-        claims = claimed(engine)
+        claims = in_flight(engine, "a", ["x"], created=NOW + number, name="a", id="a")
         assert not seen & keys(claims)
         seen |= keys(claims)
         acknowledge(engine, claims)
@@ -515,8 +491,7 @@ def test_a_later_save_of_a_post_never_has_the_key_of_an_earlier_one(engine: Back
 
 
 def test_a_dead_letter_is_retried(engine: Backend) -> None:
-    engine.save("a", ["x"], revision=3)
-    dead_letter(engine, claimed(engine))
+    dead_letter(engine, in_flight(engine, "a", ["x"], revision=3))
     (job,) = engine.queue.retry("a", NOW)
     document = engine.document("a")
     assert job.id == document["id"]
@@ -533,8 +508,7 @@ def test_a_job_that_waits_for_its_retry_is_retried_at_once(engine: Backend) -> N
 
 
 def test_what_a_retry_cannot_help_is_declined_with_the_fix(engine: Backend) -> None:
-    engine.save("a", ["x"])
-    dead_letter(engine, claimed(engine), Failure(FailureCode.UNKNOWN_TYPE, "no plugin"))
+    dead_letter(engine, in_flight(engine, "a", ["x"]), Failure(FailureCode.UNKNOWN_TYPE, "no plugin"))
     with pytest.raises(DeclinedError) as declined:
         engine.queue.retry("a", NOW)
     assert "save the post again" in declined.value.fix
@@ -568,8 +542,7 @@ def test_the_cancellation_of_a_job_in_flight_is_requested_and_the_save_behind_it
 
 
 def test_a_requested_cancellation_outlives_the_worker(engine: Backend) -> None:
-    engine.save("a", ["a"])
-    claimed(engine)
+    in_flight(engine, "a", ["a"])
     engine.queue.cancel("a", NOW)
     engine.restart()
     claims = engine.queue.recover(NOW)
@@ -607,8 +580,7 @@ def test_a_cancellation_that_came_too_late_does_not_reach_the_next_save(engine: 
     claims = claimed(engine)
     engine.queue.cancel(job, NOW)
     acknowledge(engine, claims)
-    engine.save("a", ["a"], name="a", id=job)
-    assert engine.queue.withdrawn(claimed(engine), NOW) == {}
+    assert engine.queue.withdrawn(in_flight(engine, "a", ["a"], name="a", id=job), NOW) == {}
 
 
 def test_a_scheduled_job_can_be_published_now(engine: Backend) -> None:

@@ -56,9 +56,8 @@ def test_whatever_call_a_kill_or_a_failing_disk_hits_the_next_runs_recover() -> 
     provide("strace", package="strace")
     if not may_trace():
         unavailable("strace may not follow processes here: a container needs --cap-add SYS_PTRACE")
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}: scripts/soak sweep --quick --seed {seed}")  # noqa: T201 - to repeat it
-    report = sweep.run(Options(full=False, seed=seed), print)
+    print(f"again with: scripts/soak sweep --quick --seed {SEED}")  # noqa: T201
+    report = sweep.run(Options(full=False, seed=SEED), print)
     # The number of system calls varies from run to run: a call may not be reached the second time.
     assert [failure for failure in report.failures if not failure.startswith("not reached")] == []
     assert report.figures["recovered"]
@@ -71,9 +70,8 @@ def test_whatever_happens_to_the_nodes_of_a_cluster_each_save_is_published_once(
     provide("ip", package="iproute2")
     if reason := why_no_networks():
         unavailable(f"no network namespaces here: {reason}")
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}: scripts/soak cluster --quick --seed {seed}")  # noqa: T201 - to repeat it
-    report = cluster.run(Options(full=False, seed=seed), print)
+    print(f"again with: scripts/soak cluster --quick --seed {SEED}")  # noqa: T201
+    report = cluster.run(Options(full=False, seed=SEED), print)
     assert report.failures == []
     assert report.figures["commits of the worker"]
     assert report.figures["SIGSTOP, longer than the silence"]
