@@ -127,7 +127,7 @@ class SiteStatus:
             return Headline("busy", f"{text}: a dry run publishes nothing", "", fix)
         if posts := self.partly_published:
             text = f"{count(len(posts), 'post')} published only in part, the latest {one_line(posts[0])}"
-            fix = "briter-worker show SLUG names the paths that may not be published: allow or omit them"
+            fix = "briter-worker show SLUG names the paths that are missing or not allowed: correct them"
             return Headline("warn", text, "", fix)
         if self.jobs[State.SCHEDULED]:
             scheduled = count(self.jobs[State.SCHEDULED], "post")

@@ -256,7 +256,7 @@ FIELDS = {
     "commit": "the commit on the remote",
     "dry_run": "whether the worker runs dry",
     "duration_ms": "duration of the attempt in milliseconds",
-    "rejected_paths": "declared paths that may not be published; absent if there are none",
+    "rejected_paths": "declared paths that are missing or may not be published; absent if there are none",
     "error": "what happened, as one line",
     "failure": "the [failure code](failures.md)",
     "fix": "what to do; absent if nothing is known",

@@ -160,7 +160,7 @@ def _changes_text(receipt: Receipt) -> str:
     if counted := [each for each in receipt.changes if each.added is not None]:
         text += f", +{sum(each.added or 0 for each in counted)} -{sum(each.removed or 0 for each in counted)}"
     if number := len(receipt.rejected_paths):
-        text += f", without {number} path{'s' if number > 1 else ''} that may not be published"
+        text += f", without {number} declared path{'s' if number > 1 else ''}"
     return text + (f", signed with {receipt.signed_with}" if receipt.signed_with else "")
 
 

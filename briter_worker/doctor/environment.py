@@ -33,6 +33,8 @@ from briter_worker.wiring import open_history, open_outbox
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from briter_worker.status import SiteStatus
+
 
 _MEBIBYTE = 1 << 20
 _LOW_DISK = 500 * _MEBIBYTE
@@ -214,6 +216,13 @@ def check_plugins(settings: Settings) -> Finding:
     return attempt("plugins", lambda: ", ".join(Plugins(settings.plugins).names) or "none")
 
 
+def check_state(status: SiteStatus) -> Finding:
+    """Report the sentence that every command and page says."""
+    state = status.headline()
+    is_wrong = state.tone == "bad" or status.partly_published
+    return unless(is_wrong, "state", state.text, state.fix or "see below", state.text)
+
+
 def check_queue(settings: Settings, now: float) -> Iterator[Finding]:
     """Report a pause, dead letters, unreadable files, the site condition and the worker."""
     try:
@@ -221,9 +230,7 @@ def check_queue(settings: Settings, now: float) -> Iterator[Finding]:
     except OSError as problem:
         yield error("queue", f"{settings.queue_root}: {problem.strerror}", "let the worker's user read it")
         return
-    state = status.headline()
-    is_wrong = state.tone == "bad" or status.partly_published
-    yield unless(is_wrong, "state", state.text, state.fix or "see below", state.text)
+    yield check_state(status)
     if status.paused:
         yield warning("pause", "publishing is paused", "briter-worker resume")
     failed = status.jobs["failed"]

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import PathRefusedError
-from briter_worker.doctor.environment import check_accounts, check_writable
+from briter_worker.doctor.environment import check_accounts, check_state, check_writable
 from briter_worker.doctor.finding import Finding, State, attempt, error, ok, unless, warning
 from briter_worker.doctor.host import check_rules
 from briter_worker.errors import FailureCode, FixableError, PublishError, os_error_text
 from briter_worker.git.commits import write_commit
 from briter_worker.git.folders import Folders
 from briter_worker.git.run import Git
-from briter_worker.status import PULL_COMMAND
+from briter_worker.status import PULL_COMMAND, read_status
 from briter_worker.wiring import open_database, open_repository, signer_of
 
 if TYPE_CHECKING:
@@ -226,6 +226,7 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
     message, fix = f"{site.name} is paused", f"briter-worker site resume {site.name}"
     fine = f"{site.name} publishes {', '.join(own.folders)} to {site.branch}"
     yield unless(site.paused is not None, "site", message, fix, fine)
+    yield check_state(read_status(own, time.time()))
     yield from _check_signing(own, settings.cache_root)
     message = f"{site.branch} of {site.remote} {_asked(settings)}"
     remote = attempt("remote", lambda: _ask_site_remote(site, own), message)

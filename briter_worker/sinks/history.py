@@ -280,7 +280,8 @@ class History:
         rows = self._query(
             "SELECT slug, rejected_paths FROM"
             " (SELECT * FROM attempts WHERE site = ? ORDER BY id DESC LIMIT 1000) AS latest"
-            " WHERE outcome = 'nochange' OR outcome = 'published' AND dry_run = 0 ORDER BY id DESC"
+            " WHERE dry_run = 0 AND (outcome = 'published' OR outcome = 'nochange' AND rejected_paths = '[]')"
+            " ORDER BY id DESC"
         )
         newest = dict(reversed(rows))
         return [slug for slug, _ in rows if newest.pop(slug, "[]") != "[]"]

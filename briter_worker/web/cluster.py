@@ -47,7 +47,7 @@ _PATIENCE_S = 3.0
 """A visitor waits for a lost database no longer; a node does."""
 _SHOW: dict[str, tuple[str, Callable[[SiteSummary], bool]]] = {
     "all": ("all sites", lambda _site: True),
-    "trouble": ("sites with failed posts", lambda site: site.has_trouble),
+    "trouble": ("sites in trouble", lambda site: site.has_trouble),
     "waiting": ("sites with waiting posts", lambda site: site.is_busy),
     "paused": ("paused sites", lambda site: site.paused is not None),
 }

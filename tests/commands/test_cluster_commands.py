@@ -194,6 +194,8 @@ def test_the_doctor_looks_at_the_database_the_hosts_and_the_sites_remote(cluster
     assert (states["database"], states["site"], states["remote"]) == ("ok", "ok", "ok")
     assert states["hosts"] == "warning"
     assert len(cluster.remote_log()) == 1
+    said = cluster.command("status", "--site", "blog", "--json").json()["headline"]["text"]
+    assert said in [each["message"] for each in found["findings"] if each["check"] == "state"]
     general = cluster.command("doctor", "--json").json()
     assert "remote" not in {each["check"] for each in general["findings"]}
 

@@ -53,7 +53,7 @@ def test_a_partly_published_post_says_so_in_the_list(site: Site) -> None:
     site.write_post("content/posts/a.md", "a\n")
     site.save("a", ["content/posts/a.md", "config.php"])
     site.run_once()
-    assert "\t1 file, +1 -0, without 1 path that may not be published\t" in site.command("history").stdout
+    assert "\t1 file, +1 -0, without 1 declared path\t" in site.command("history").stdout
 
 
 def test_what_left_the_queue_is_still_shown(site: Site) -> None:

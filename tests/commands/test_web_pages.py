@@ -302,9 +302,9 @@ def test_a_partly_published_post_says_so_in_every_list_and_headline(site: Site, 
     site.write_post("content/posts/hello.md", "# Hello\n")
     site.save("hello", ["content/posts/hello.md", "../outside.md"])
     assert site.run_once().returncode == 0
-    eventually(lambda: "without 1 path" in dashboard.page.get("/").text)
+    eventually(lambda: "without 1 declared path" in dashboard.page.get("/").text)
     for path in ("/published", "/post?slug=hello"):
-        assert "without 1 path that may not" in text_of(dashboard.page.get(path).text), path
+        assert "without 1 declared path" in text_of(dashboard.page.get(path).text), path
     said = "1 post published only in part, the latest hello"
     publish(site, "other")
     site.save_post("later", "later\n", scheduledFor=TOMORROW)

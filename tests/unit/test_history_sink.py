@@ -14,6 +14,7 @@ from briter_worker.events import (
     Event,
     Failed,
     JobStarted,
+    NoChange,
     Published,
     Warned,
 )
@@ -159,6 +160,8 @@ def test_a_post_is_partly_published_until_its_newest_publication_leaves_no_path_
         facts = {**outcome(job, 1), "dry_run": False, "commit": SHA, "rejected_paths": ("../outside.md",)}
         book.write(start(job), Published(**facts))
     book.write(start("j3"), published("j3"), start(), failed(), start("j2"), published("j2", dry_run=True))
+    nothing = NoChange(**{**outcome("j4", 1), "dry_run": False, "rejected_paths": ("missing.md",)})
+    book.write(start("j4"), nothing)
     assert book.history.partly_published() == ["post-j1", "post-j2"]
     book.write(start(), published(commit=SHA[::-1]))
     assert book.history.partly_published() == ["post-j2"]
