@@ -203,6 +203,7 @@ class SiteDrains:
                 clock=clock,
                 has_superseded=row["has_superseded"],
                 has_failed=row["has_failed"],
+                has_scheduled=row["has_scheduled"],
             )
             if not row["is_unfinished"]:
                 taken.found = ClaimResult() if stopping() else queue.claim(clock())

@@ -49,6 +49,9 @@ RETURNING sites.*, found.worker AS left_by,
     EXISTS (SELECT FROM plans WHERE site = sites.name)
     OR EXISTS (SELECT FROM publications WHERE site = sites.name AND state = 'claimed') AS is_unfinished,
     EXISTS (SELECT FROM superseded WHERE site = sites.name) AS has_superseded,
+    EXISTS (
+        SELECT FROM publications WHERE site = sites.name AND state = 'pending' AND due_at > taken_at
+    ) AS has_scheduled,
     EXISTS (SELECT FROM publications WHERE site = sites.name AND state = 'failed')
     OR EXISTS (
         SELECT FROM publications WHERE site = sites.name AND state = 'pending' AND next_attempt_at > 0
@@ -109,7 +112,7 @@ class Leases:
 
         The row has in `left_by` the node that had the site and died, in `condition` the failure that keeps
         the site's posts, and in `is_unfinished` whether a drain has left a plan or jobs in flight;
-        `has_superseded` and `has_failed` say whether the queue has such rows.
+        `has_superseded`, `has_failed` and `has_scheduled` say whether the queue has such rows.
         `is_steady`: dead nodes can be told from living ones.
         """
         values = self._values | {"is_steady": is_steady, "besides": list(besides), "lanes": list(lanes)}

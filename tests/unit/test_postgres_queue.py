@@ -174,6 +174,31 @@ def test_a_worker_that_lost_the_site_changes_nothing(database: Database, action:
     assert everything(database) == before
 
 
+def test_a_worker_that_lost_a_site_without_dead_letters_acknowledges_nothing(database: Database) -> None:
+    add_site(database)
+    save(database, "in flight")
+    sleeper = PostgresQueue(
+        database, "site", token=take(database), longest_delay=LONGEST_DELAY, dry_run=False, has_failed=False
+    )
+    claims = sleeper.claim(NOW).claims
+    take(database)
+    before = everything(database)
+    with pytest.raises(LockLostError, match="another worker has the site"):
+        sleeper.acknowledge(claims, {})
+    assert everything(database) == before
+
+
+def test_what_is_scheduled_after_the_lease_is_seen_by_the_second_look(database: Database) -> None:
+    add_site(database)
+    queue = PostgresQueue(
+        database, "site", token=take(database), longest_delay=9.0, dry_run=False, has_scheduled=False
+    )
+    scheduled = {"slug": "a", "paths": ["a.md"], "scheduledFor": format_time(NOW + 9)}
+    store(database, scheduled)
+    assert dict(queue.scheduled_paths(NOW)) == {}
+    assert dict(queue.scheduled_paths(NOW)) == {"a.md": NOW + 9}
+
+
 def test_plans_are_kept_in_order_until_they_are_dropped(database: Database) -> None:
     add_site(database)
     plans = PostgresPlans(database, "site", token=take(database))

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import conninfo
-from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from briter_worker.errors import UnavailableError, conceal, one_line
@@ -140,7 +139,7 @@ class Database:
         no `rowcount`. Raises DatabaseError. If the connection breaks in the commit, that may have succeeded.
         """
         with self.connection() as connection:
-            if connection.info.transaction_status is not TransactionStatus.IDLE:
+            if hasattr(self._shared, "connection"):
                 yield connection  # of `joined`
             else:
                 with _pipelined(connection) if is_pipelined else connection.transaction():
@@ -158,8 +157,8 @@ class Database:
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
         """Yield a connection in which each statement is a transaction of its own. Raises DatabaseError."""
-        if (shared := getattr(self._shared, "connection", None)) is not None:
-            yield shared
+        if hasattr(self._shared, "connection"):
+            yield self._shared.connection
             return
         try:
             with self._open_pool().connection(self.patience) as connection:

@@ -15,6 +15,7 @@ from briter_worker.queues.postgres.control import PostgresControl, as_new
 from briter_worker.queues.postgres.rows import (
     COLUMNS,
     FAILED,
+    IDS,
     PENDING,
     Row,
     delete,
@@ -65,13 +66,18 @@ SELECT c.id, c.cancelled FROM publications c WHERE c.id = ANY(%s) AND c.state = 
     )
 )
 """
-_RECORD_PUBLISHED = """
-INSERT INTO published AS p (site, path, saved_at)
-SELECT %(site)s, path, max(saved_at) FROM files
-WHERE publication = ANY(%(ids)s) AND mode <> '040000' GROUP BY path
-ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at),
-    outdated_by = CASE WHEN excluded.saved_at < p.saved_at THEN p.outdated_by END
-"""
+_ACKNOWLEDGE = f"""
+WITH own AS (
+    SELECT name FROM sites WHERE name = %(site)s AND token = %(token)s AND NOT removed FOR NO KEY UPDATE
+), recorded AS (
+    INSERT INTO published AS p (site, path, saved_at)
+    SELECT own.name, path, max(saved_at) FROM own, files
+    WHERE publication = {IDS} AND mode <> '040000' GROUP BY own.name, path
+    ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at),
+        outdated_by = CASE WHEN excluded.saved_at < p.saved_at THEN p.outdated_by END
+)
+DELETE FROM publications USING own WHERE id = {IDS}
+"""  # noqa: S608 - a constant
 _RECORD_PLAN = """
 INSERT INTO plans (id, plan, site)
 SELECT %s, %s, name FROM sites WHERE name = %s AND token = %s AND NOT removed FOR NO KEY UPDATE
@@ -97,8 +103,9 @@ class PostgresQueue(PostgresControl):
         clock: Callable[[], float] = time.time,
         has_superseded: bool = True,
         has_failed: bool = True,
+        has_scheduled: bool = True,
     ) -> None:
-        """`has_superseded`, `has_failed`: False where the site is known to have no such rows."""
+        """`has_…`: False where the site had no such rows just now."""
         super().__init__(database, site)
         self._token = token
         self._longest_delay = longest_delay
@@ -108,6 +115,7 @@ class PostgresQueue(PostgresControl):
         self._clock = clock
         self._has_superseded = has_superseded
         self._has_failed = has_failed
+        self._has_scheduled = has_scheduled
 
     def claim(self, now: float) -> ClaimResult:
         """Claim the due jobs, at most `limit`, and count the attempt."""
@@ -157,13 +165,13 @@ class PostgresQueue(PostgresControl):
 
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
         """Remove published jobs, and older dead letters of their slugs as far as they are published now."""
-        now, ids = self._clock(), _ids(claims)
-        with self._locked() as connection:
+        now, values = self._clock(), {"site": self._site, "token": self._token, "ids": _ids(claims)}
+        is_plain = not self._has_failed and not any(rejected.values())
+        with self._database.connection() if is_plain else self._locked() as connection:
             for claim in claims:
                 left_out = {path.rstrip("/") for path in rejected.get(claim.key, ())}
                 if left_out:
                     delete_files(connection, int(claim.key), partial(is_covered, declared=left_out))
-            connection.execute(_RECORD_PUBLISHED, {"site": self._site, "ids": ids})
             slugs = [claim.job.slug for claim in claims] if self._has_failed else []
             for letter in select_saves(connection, self._site, FAILED, slugs) if slugs else ():
                 published = {
@@ -175,7 +183,8 @@ class PostgresQueue(PostgresControl):
                 }
                 if published:
                     self._shorten(connection, letter, published, now)
-            delete(connection, ids)
+            if not connection.execute(_ACKNOWLEDGE, values).rowcount:
+                lock_site(connection, self._site, self._token)
 
     def _shorten(self, connection: Connection, letter: Row, published: Collection[str], now: float) -> None:
         """Leave a dead letter only the paths that are not published."""
@@ -248,6 +257,9 @@ class PostgresQueue(PostgresControl):
 
     def scheduled_paths(self, now: float) -> Mapping[str, float]:
         """Return the paths that scheduled jobs declare, each with the earliest time it is scheduled for."""
+        if not self._has_scheduled:
+            self._has_scheduled = True  # perhaps at the next look
+            return {}
         with self._database.connection() as connection:
             found = connection.execute(
                 "SELECT path, min(scheduled_for) FROM publications, unnest(paths) AS path"
