@@ -107,19 +107,20 @@ def _prepare(repository: Repository, place: Path, url: str) -> None:
     if not _is_usable(repository, place, mark):
         _clone(repository, place, url, mark)
         return
-    # Lock files: their holders are dead, as the clone is ours.
-    for lock in (*place.glob("*.lock"), *(place / "refs").rglob("*.lock")):
-        lock.unlink(missing_ok=True)
-    # Large files that were uploaded, and what a dead worker was staging.
-    for folder in (place / "lfs", *(place / "briter").glob("*-*")):
-        shutil.rmtree(folder, ignore_errors=True)
+    # Lock files: their holders are dead, as the clone is ours. Git writes no other ref under a name again.
+    (place / f"{repository.fetched_ref}.lock").unlink(missing_ok=True)
+    for path in (*place.iterdir(), *repository.git.state_dir.iterdir()):
+        if path.suffix == ".lock":
+            path.unlink(missing_ok=True)
+        elif path.name.startswith(("lfs", "index-", "worktree-")):  # uploaded, or left by a dead worker
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_usable(repository: Repository, place: Path, mark: str) -> bool:
     """Return True if the clone was finished, is of this address, and has not grown too large."""
     try:
-        packs = len(list((place / "objects" / "pack").glob("*.pack")))
-        if (place / _MARK).read_text() != mark or not (place / "config").is_file() or packs > _MAX_PACKS:
+        packs = sum(path.suffix == ".pack" for path in (place / "objects" / "pack").iterdir())
+        if (place / _MARK).read_text() != mark or packs > _MAX_PACKS:
             return False
         return repository.ref(repository.pushed_ref) is not None
     except (OSError, ValueError, PublishError):

@@ -233,9 +233,9 @@ class Repository:
                 path.unlink(missing_ok=True)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                new_path = path.with_suffix(".lock")  # git reads no such file
-                new_path.write_text(f"{new}\n")
-                new_path.replace(path)
+                # In place: ext4 writes what replaces a file to the disk at once. All values have one length.
+                with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "w") as file:
+                    file.write(f"{new}\n")
 
     def know_built(self, base: str, tip: str, changes: Iterable[Mapping[str, Entry | None]]) -> None:
         """Note what was built on a commit of the remote: git need not be asked for that."""
@@ -389,12 +389,13 @@ class Repository:
         The lock keeps a worker and `pull` apart; a cluster's clone has one of its own. `patience`: as
         `Git.locked`. Raises PublishError.
         """
-        self.git.refresh()
         if self._is_working:
             yield
             return
         with ExitStack() as stack:
-            if self.git.worktree is not None:  # a cluster's clone is locked, and cleared when it is opened
+            # A cluster's clone is read, locked and cleared when it is opened.
+            if self.git.worktree is not None:
+                self.git.refresh()
                 # Of this work tree alone: a worker in another linked one has its own.
                 stack.enter_context(self.git.locked(self.git.own_dir / "lock", patience))
                 stack.enter_context(self.locks.marked())

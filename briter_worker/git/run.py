@@ -19,7 +19,7 @@ import threading
 import time
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -77,8 +77,11 @@ class Git(Surroundings):
         """Return GitPython's view of the repository. Raises PublishError when there is none."""
         if self._repo is None:
             try:
-                repo = git.Repo(self._place, search_parent_directories=False, expand_vars=False)
-            except (git.InvalidGitRepositoryError, git.NoSuchPathError) as error:
+                if self.worktree is None and is_git_dir(str(self._place)):
+                    repo = _open_clone(self._place, (self._place / "config").stat().st_mtime_ns)
+                else:
+                    repo = _open_repo(self._place)
+            except (git.InvalidGitRepositoryError, git.NoSuchPathError, FileNotFoundError) as error:
                 raise self._no_repository() from error
             except (configparser.Error, UnicodeDecodeError) as error:
                 # Without their text, which is the wrong line: a URL may stand there.
@@ -386,6 +389,16 @@ class Git(Surroundings):
         command.finish()
         if command in self._active:
             self._active.remove(command)
+
+
+def _open_repo(place: Path) -> git.Repo:
+    return git.Repo(place, search_parent_directories=False, expand_vars=False)
+
+
+@lru_cache(maxsize=4096)
+def _open_clone(place: Path, _configured: int) -> git.Repo:
+    """Open a cluster's clone once: each drain needs it, and GitPython reads its configuration twice."""
+    return _open_repo(place)
 
 
 class _GitPython(GitPythonCommand):
