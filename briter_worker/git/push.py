@@ -40,7 +40,7 @@ def _receive_pack(git: Git) -> str:
     urls = [each for name in ("pushurl", "url") for each in git.config_values(f"remote.{git.remote}.{name}")]
     is_rewritten = any(key.startswith("url.") for key, _ in git.settings)
     is_here = bool(urls) and urls[0].startswith(("/", "file://")) and not is_rewritten
-    return without(git.pass_fds if is_here else (), "git-receive-pack")
+    return without(git.pass_fds, "exec git-receive-pack") if is_here else "git-receive-pack"
 
 
 def push(
