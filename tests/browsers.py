@@ -87,25 +87,14 @@ class Visitor:
 def visiting(
     browser: Browser,
     dashboard: Dashboard,
-    *,
-    signed_in: bool = True,
     **options: Any,  # noqa: ANN401 - of a context
 ) -> Iterator[Visitor]:
     """Open a browser's context, with a session; fail if the browser complained by the end."""
     options = {"viewport": {"width": 1100, "height": 780}, "color_scheme": "light", **options}
     context = browser.new_context(base_url=dashboard.base, **options)
     context.set_default_timeout(PATIENCE)
-    if signed_in:
-        context.add_cookies(
-            [
-                {
-                    "name": COOKIE,
-                    "value": dashboard.page.cookies[COOKIE],
-                    "url": dashboard.base,
-                    "sameSite": "Lax",
-                }
-            ]
-        )
+    value = dashboard.page.cookies[COOKIE]
+    context.add_cookies([{"name": COOKIE, "value": value, "url": dashboard.base, "sameSite": "Lax"}])
     try:
         visitor = Visitor(context.new_page())
         yield visitor

@@ -213,21 +213,6 @@ def test_authors_of_superseded_saves_are_named_in_trailers_if_wanted(site: Site,
     assert trailers.strip() == trailer.strip()
 
 
-@pytest.mark.parametrize(
-    "forged",
-    [
-        [{"name": "A\nSigned-off-by: B", "email": "a@b.c"}],
-        [{"name": "A", "email": "a@b.c>\n"}],
-        ["A <a@b.c>"],
-    ],
-)
-def test_forged_co_authors_are_refused(site: Site, forged: object) -> None:
-    save_hello(site, age=9.0, coAuthors=forged)
-    assert site.run_once(BRITER_GIT_CO_AUTHORS="true").returncode == 1
-    assert site.job("hello")["failure"] == "malformed"
-    assert len(site.subjects()) == 1
-
-
 def test_the_doctor_proposes_a_quiet_time_for_a_post_published_again_and_again(site: Site) -> None:
     for number in range(6):
         save_hello(site, f"{number}\n")

@@ -9,10 +9,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 from outcomes import save
 from remotes import left_over
@@ -201,42 +199,6 @@ def test_a_push_that_outlives_the_shutdown_limit_is_ended_and_tried_again_later(
     result = site.run_once(**FAST)
     assert result.of("published")[0]["attempt"] == 1
     assert subjects(site)["Publish a"] == 1
-
-
-def test_a_hanging_remote_is_given_up_with_all_its_processes(site: Site) -> None:
-    pids = site.root / "pids"
-    site.hook(f"echo $$ >> {pids}\nexec sleep 60")
-    site.save_post("a", "A\n")
-    result = site.run_once(BRITER_GIT_TIMEOUT_MS="3000")
-    assert result.of("failed")[0]["failure"] == "timeout"
-    for pid in map(int, pids.read_text().split()):
-        with suppress(psutil.NoSuchProcess):
-            assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "a child survived"
-
-
-@pytest.mark.parametrize(
-    "name", ["index.lock", "refs/remotes/origin/main.lock", "refs/heads/main.lock", "packed-refs.lock"]
-)
-def test_an_old_lock_file_that_nobody_holds_does_not_stop_publishing(site: Site, name: str) -> None:
-    lock = site.worktree / ".git" / name
-    lock.touch()
-    old = time.time() - 3600
-    os.utime(lock, (old, old))
-    site.save_post("a", "A\n")
-    assert site.run_once().of("published")
-    assert not lock.exists()
-    assert site.git("status", "--porcelain") == ""
-
-
-def test_a_person_who_holds_the_index_does_not_stop_publishing(site: Site) -> None:
-    lock = site.worktree / ".git" / "index.lock"
-    lock.touch()
-    site.save_post("a", "A\n")
-    assert site.run_once().of("published")
-    assert lock.exists()
-    lock.unlink()
-    site.run_once()  # nothing is due; but the index is late, and a person's commit would undo the post
-    assert site.git("status", "--porcelain") == ""
 
 
 # How the loop ends and how it goes on

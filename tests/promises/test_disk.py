@@ -148,20 +148,13 @@ def test_a_limit_on_the_size_of_files_that_git_meets_is_the_sites_condition(site
 # Read-only
 
 
-def test_a_read_only_queue_costs_no_attempt_and_no_job(site: Site) -> None:
+@pytest.mark.parametrize("folder", ["queue", "."], ids=["the queue", "all of the worker's storage"])
+def test_a_read_only_queue_costs_no_attempt_and_no_job(site: Site, folder: str) -> None:
     save(site, "a")
-    with read_only(site.queue):
+    with read_only(site.storage / folder):
         result = site.run_once()
         assert_not_begun(site, result, "Read-only file system", "make the file system writable", "a")
     assert_published_at_last(site)
-
-
-def test_a_read_only_storage_keeps_the_worker_from_starting_and_says_so(site: Site) -> None:
-    save(site, "a")
-    with read_only(site.storage):
-        result = site.run_once()
-        assert_not_begun(site, result, "Read-only file system", "make the file system writable", "a")
-    assert_published(site, site.run_once())
 
 
 @pytest.mark.parametrize("folder", [".", ".git", ".git/objects", ".git/refs"])

@@ -38,17 +38,26 @@ if TYPE_CHECKING:
 # The remote cannot, or will not for any post
 
 
-def test_a_protected_branch_is_waited_for(site: Site) -> None:
-    file = site.hook("echo 'GH006: Protected branch update failed for refs/heads/main.' >&2; exit 1")
-    fix = "allow the worker's key on the branch"
-    assert "GH006" in assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, fix, file.unlink)
+GH006 = "echo 'GH006: Protected branch update failed for refs/heads/main.' >&2; exit 1"
 
 
-def test_a_lock_left_at_the_remote_is_waited_for(site: Site) -> None:
-    lock = site.remote / "refs/heads/main.lock"
-    lock.touch()
-    reason = assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its locks", lock.unlink)
-    assert "main.lock" in reason
+@pytest.mark.parametrize(
+    ("file", "content", "fix", "said"),
+    [
+        ("hooks/pre-receive", f"#!/bin/sh\n{GH006}\n", "allow the worker's key on the branch", "GH006"),
+        ("hooks/pre-receive", "#!/nonexistent/interpreter\n", "its hooks", ""),
+        ("refs/heads/main.lock", "", "its locks", "main.lock"),
+    ],
+    ids=["a protected branch", "a hook that cannot be started", "a lock"],
+)
+def test_a_remote_that_takes_no_post_is_waited_for(
+    site: Site, file: str, content: str, fix: str, said: str
+) -> None:
+    there = site.remote / file
+    there.parent.mkdir(exist_ok=True)
+    there.write_text(content)
+    there.chmod(0o755)
+    assert said in assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, fix, there.unlink)
 
 
 def test_a_remote_whose_disk_is_full_is_waited_for(site: Site) -> None:
@@ -60,12 +69,6 @@ def test_a_remote_whose_disk_is_full_is_waited_for(site: Site) -> None:
         filled.enter_context(full(disk))
         reason = assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its disk", filled.close)
         assert "No space left on device" in reason
-
-
-def test_a_hook_that_cannot_be_started_is_waited_for(site: Site) -> None:
-    file = site.hook("")
-    file.write_text("#!/nonexistent/interpreter\n")
-    assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its hooks", file.unlink)
 
 
 def test_a_remote_of_another_owner_is_waited_for(site: Site) -> None:

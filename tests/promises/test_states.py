@@ -73,6 +73,16 @@ def test_a_young_lock_may_be_somebodys_and_stays(site: Site, name: str) -> None:
     assert_published(site, try_again(site))
 
 
+@pytest.mark.parametrize(
+    "name", ["index.lock", "refs/remotes/origin/main.lock", "refs/heads/main.lock", "packed-refs.lock"]
+)
+def test_an_old_lock_that_nobody_holds_is_removed(site: Site, name: str) -> None:
+    file = lock(site, name, age=HOUR)
+    save(site, "a")
+    assert_published_at_last(site)
+    assert not file.exists()
+
+
 @pytest.mark.parametrize("name", ["index.lock", "refs/heads/other.lock", "refs/remotes/origin/other.lock"])
 def test_a_lock_that_is_not_in_the_way_stops_nothing_and_stays(site: Site, name: str) -> None:
     file = lock(site, name)
@@ -169,16 +179,27 @@ def repair(site: Site) -> None:
     subprocess.run(["sh", "-ec", fix], cwd=site.worktree, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 200, b"DIRC\0\0\0\2"], ids=["empty", "rubbish", "cut"])
-def test_a_corrupt_index_is_named_with_its_repair_and_not_reset(site: Site, content: bytes) -> None:
-    index = site.worktree / ".git" / "index"
-    index.write_bytes(content)
+RUBBISH = (b"", b"x" * 40 + b"\n", b"\0" * 41)
+DAMAGED = {"index": (b"", b"x" * 200, b"DIRC\0\0\0\2"), "HEAD": (b"", b"ref: \n", b"\0" * 20)}
+DAMAGED |= {"refs/heads/main": RUBBISH, "refs/remotes/origin/main": RUBBISH}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(name, content) for name, contents in DAMAGED.items() for content in contents]
+)
+def test_a_damaged_file_of_git_is_named_with_its_repair_and_not_reset(
+    site: Site, name: str, content: bytes
+) -> None:
+    file = site.worktree / ".git" / name
+    file.write_bytes(content)
     save(site, "a")
     assert_put_off(site, site.run_once(), FailureCode.CORRUPT)
-    assert index.read_bytes() == content
+    assert file.read_bytes() == content
     assert len(site.remote_log()) == 1
     repair(site)
     assert_published_at_last(site)
+    assert site.git("symbolic-ref", "HEAD") == "refs/heads/main"
+    assert site.subjects() == ["Publish a", "Start the site"]
 
 
 def test_a_removed_index_stops_no_post_and_is_left_to_the_operator(site: Site) -> None:
@@ -190,18 +211,6 @@ def test_a_removed_index_stops_no_post_and_is_left_to_the_operator(site: Site) -
     site.git("reset", "-q")
     site.run_once()
     assert_sound(site)
-
-
-@pytest.mark.parametrize("content", ["", "ref: \n", "\0" * 20])
-def test_a_spoilt_head_is_named_with_its_repair_and_not_reset(site: Site, content: str) -> None:
-    head = site.worktree / ".git" / "HEAD"
-    head.write_text(content)
-    save(site, "a")
-    assert_put_off(site, site.run_once(), FailureCode.CORRUPT)
-    assert head.read_text() == content
-    repair(site)
-    assert head.read_text() == "ref: refs/heads/main\n"
-    assert_published(site, try_again(site))
 
 
 @pytest.mark.parametrize(
@@ -267,17 +276,6 @@ def test_without_a_home_the_posts_are_published(site: Site) -> None:
 
 
 # What a power cut has damaged
-
-
-@pytest.mark.parametrize("damaged", ["", "x" * 40 + "\n", "\0" * 41])
-@pytest.mark.parametrize("name", ["refs/heads/main", "refs/remotes/origin/main"])
-def test_a_damaged_ref_is_named_with_the_command_that_repairs_it(site: Site, name: str, damaged: str) -> None:
-    (site.worktree / ".git" / name).write_text(damaged)
-    save(site)
-    assert site.run_once().of("failed")[0]["failure"] == "corrupt"
-    repair(site)
-    assert try_again(site).of("published")
-    assert site.subjects() == ["Publish a", "Start the site"]
 
 
 def test_the_repair_of_a_damaged_branch_brings_back_what_only_it_had(site: Site) -> None:
