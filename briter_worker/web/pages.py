@@ -158,6 +158,8 @@ def post(
     live = {each.outcome: each for each in reversed(receipts) if not each.dry_run}
     differences: Sequence[undo.FileDifference] = ()
     if commit:
+        if all(each.commit != commit for each in receipts):
+            raise ProblemError(404, "this is no commit of the post")
         with open_published(site.settings) as repository:
             differences = undo.differences(repository, commit)
     return render(
@@ -179,6 +181,9 @@ def picture(site: CurrentSite, commit: Commit, file: Text, *, before: bool = Fal
     """Return a picture as a publication's commit has it, or as it was before."""
     if not labels.is_picture(file):
         raise ProblemError(404, "this is no picture")
+    of = [each for each in site.history.receipts(search=commit) if each.commit == commit]
+    if all(file != change.path for each in of for change in each.changes):
+        raise ProblemError(404, "no publication of this commit changed the picture")
     with open_published(site.settings) as repository:
         content = undo.file_of(repository, commit, file, before=before)
     return Response(content, media_type=mimetypes.guess_type(file)[0] or "image/webp")

@@ -387,10 +387,15 @@ def test_a_post_shows_what_a_publication_changed(site: Site, dashboard: Dashboar
     pictures = [html.unescape(each) for each in re.findall(r'<img src="([^"]+)"', page)]
     assert [dashboard.page.get(each).content for each in pictures] == [PIXEL + b"\0", PIXEL + b"\0\0"]
     assert dashboard.page.get(pictures[0]).headers["content-type"] == "image/gif"
-    commit = site.remote_log()[-1][0]
-    for path, status in (("content/a.md", 404), ("content/none.png", 409), ("a\0.png", 404)):
-        assert dashboard.page.get("/picture", params={"commit": commit, "file": path}).status_code == status
-    assert dashboard.page.get(f"/post?slug=hello&commit={'0' * 40}").status_code == 409
+    (site.worktree / "private.gif").write_bytes(PIXEL)
+    foreign = site.commit_all()
+    for commit, path in (
+        (foreign, "private.gif"),
+        *((site.remote_log()[1][0], name) for name in ("content/a.md", "private.gif", "a\0.gif")),
+    ):
+        assert dashboard.page.get("/picture", params={"commit": commit, "file": path}).status_code == 404
+    for commit in (foreign, "0" * 40):
+        assert dashboard.page.get(f"/post?slug=hello&commit={commit}").status_code == 404
 
 
 def test_a_remotes_fix_is_never_shown_as_ours(site: Site, dashboard: Dashboard) -> None:
