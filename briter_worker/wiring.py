@@ -168,13 +168,16 @@ def target_of(settings: Settings) -> Target:
 
 
 def open_sender(
-    settings: Settings, log: Callable[[events.Event], None], clock: Callable[[], float] = time.time
+    settings: Settings,
+    store: Store,
+    log: Callable[[events.Event], None],
+    clock: Callable[[], float] = time.time,
 ) -> Sender:
     """Return the sender of this process's webhooks, not started yet."""
     from briter_worker.sinks.webhooks import Sender  # noqa: PLC0415 - most sites have none
 
     return Sender(
-        Outbox(open_outbox(settings), build_interval=settings.build_hook_min_interval_ms / 1000),
+        Outbox(store, build_interval=settings.build_hook_min_interval_ms / 1000),
         secret=settings.webhook_secret,
         allow_private=settings.webhook_allow_private,
         warn=warn_by(log),
@@ -213,7 +216,10 @@ def open_sinks(
     return FanOut(
         [
             HistorySink(history, target_of(settings), keep_days=settings.history_keep_days),
-            OpenedLater(lambda: open_webhooks(settings, open_sender(settings, log)), needs_webhooks),
+            OpenedLater(
+                lambda: open_webhooks(settings, open_sender(settings, open_outbox(settings), log)),
+                needs_webhooks,
+            ),
             *metrics,
         ],
         log,

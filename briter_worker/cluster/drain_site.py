@@ -71,7 +71,7 @@ class NodeSinks:
         self._metrics = metrics
         self._store = PostgresStore(database.connection, database.transaction)
         self._clock = database.now
-        self._sender = open_sender(settings, log, database.now)
+        self._sender = open_sender(settings, self._store, log, database.now)
         self._sender.wake()  # an earlier node may have left messages
 
     def open(self, settings: Settings, condition: str | None) -> FanOut:

@@ -37,7 +37,7 @@ from briter_worker.errors import (
     os_error_fix,
     os_error_text,
 )
-from briter_worker.events import Reaped, Warned, WorkerStarted, WorkerStopped
+from briter_worker.events import Event, Reaped, Warned, WorkerStarted, WorkerStopped
 from briter_worker.plugins import Plugins
 from briter_worker.queues.postgres.control import PostgresControl
 from briter_worker.queues.postgres.database import Database, DatabaseError, VersionError
@@ -172,7 +172,9 @@ class Node:
         self._leases = Leases(database, self._name, settings)
         plugins = Plugins(settings.plugins)
         self._drains = SiteDrains(settings, database, plugins, self.sinks, self._health, self._leases)
-        self.stop = Stop(log, limit=settings.worker_shutdown_timeout_ms / 1000, abort=self._drains.abort)
+        self.stop = Stop(
+            self._announce_stop, limit=settings.worker_shutdown_timeout_ms / 1000, abort=self._drains.abort
+        )
         self._per_host = settings.worker_per_host or max(1, slots // 2)
         self._poll = settings.worker_poll_interval_ms / 1000
         self._outage = _Outage(log)
@@ -246,6 +248,10 @@ class Node:
         with suppress(DatabaseError):
             collect_blobs(self._database)
             forget_node(self._database, self._name)
+
+    def _announce_stop(self, event: Event) -> None:
+        self._log(event)
+        self._database.give_up()
 
     # The node's own loop
 

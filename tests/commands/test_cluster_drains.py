@@ -352,6 +352,18 @@ def test_a_node_that_starts_while_postgres_is_away_waits(farm: Farm, postgres_se
     eventually(lambda: farm.published("blog")["post"] == 1)
 
 
+def test_a_node_ends_soon_although_postgres_is_away(farm: Farm, postgres_server: Server) -> None:
+    node = farm.start("one")
+    eventually(lambda: running_nodes(farm.database))
+    postgres_server.stop()
+    try:
+        eventually(lambda: "Postgres does not answer" in node.text())
+        node.process.terminate()
+        assert node.process.wait(8) == 0
+    finally:
+        postgres_server.start()
+
+
 @pytest.mark.parametrize("way", ["fresh", "another clone is behind", "db restored"])
 def test_a_restored_backup_never_reverts_a_post(farm: Farm, postgres_server: Server, way: str) -> None:
     farm.add("blog")

@@ -88,7 +88,6 @@ _ENVIRONMENT_ERRORS = (
     psycopg.InterfaceError,
     psycopg.InternalError,
     psycopg.errors.InsufficientPrivilege,
-    PoolClosed,
 )
 
 # The pool logs each failed attempt to reconnect, unredacted; our error has the last one.
@@ -161,16 +160,24 @@ class Database:
             yield self._shared.connection
             return
         try:
-            with self._open_pool().connection(self.patience) as connection:
-                yield connection
-        except PoolTimeout:
-            self._try_to_connect()
-            message = f"all {self._connections} connections to Postgres are in use"
-            raise DatabaseError(message, "try again") from None
+            with contextlib.ExitStack() as stack:
+                yield self._enter_connection(stack)
         except _ENVIRONMENT_ERRORS as error:
             raise _explain(error) from error
         except psycopg.errors.UndefinedTable as error:
             raise VersionError("the database has no tables of Briter Worker", _UPGRADE) from error
+
+    def _enter_connection(self, stack: contextlib.ExitStack) -> Connection:
+        deadline = time.monotonic() + self.patience
+        while True:  # waits shortly each time, so that `give_up` ends the waiting
+            try:
+                return stack.enter_context(self._open_pool().connection(min(self.patience, 1.0)))
+            except (PoolTimeout, PoolClosed):
+                if time.monotonic() < deadline:
+                    continue
+                self._try_to_connect()
+                message = f"all {self._connections} connections to Postgres are in use"
+                raise DatabaseError(message, "try again") from None
 
     def upgrade(self) -> list[str]:
         """Create or upgrade the schema; return the names of the applied migrations. Safe beside old nodes."""
@@ -225,12 +232,19 @@ class Database:
             row = connection.execute("SELECT value FROM shared_values WHERE key = %s", (key,)).fetchone()
         return str(row[0]) if row else value
 
-    def close(self) -> None:
-        """Close the connections. The next call opens new ones."""
+    def close(self, timeout: float = 5.0) -> None:
+        """Close the connections, and wait so long for attempts to connect. The next call opens new ones."""
         with self._guard:
             pool, self._pool = self._pool, None
         if pool is not None:
-            pool.close()
+            pool.close(timeout)
+
+    def give_up(self) -> None:
+        """If Postgres cannot be used now, let nobody wait for it any longer."""
+        try:
+            self._try_to_connect()
+        except DatabaseError:
+            self.close(timeout=0)
 
     def __enter__(self) -> Self:
         return self
