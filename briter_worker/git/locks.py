@@ -26,7 +26,7 @@ _WAIT_S = 0.5
 """Another git command may hold the lock of a ref for a moment."""
 _TEMPORARY = (
     *("objects/pack/tmp_*", "objects/pack/.tmp-*", "objects/??/tmp_obj_*"),
-    *("fast_import_crash_*", "briter/index-*"),
+    *("fast_import_crash_*", "briter/index-*", "briter/.*.tmp"),
 )
 
 

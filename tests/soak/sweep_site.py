@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sites import Site
 
+from briter_worker.git.plans import FilePlans
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from soak.repository import fsck, read_files, read_history
@@ -183,3 +184,4 @@ def tidy_later(site: Site) -> None:
     repository = Repository(Git(site.worktree, remote="origin", timeout=60.0), branch="main", remote="origin")
     with repository.working():
         repository.tidy(time.time() + _DAYS)
+        FilePlans(repository.git.state_dir, "main", "unlanded").drop_before(time.time() + _DAYS)

@@ -215,7 +215,9 @@ class Oracle:
         self._root = site.worktree
         self._index = site.root / "oracle.index"
         self.tip = read_tree(self._root)
-        self.held = {path for each in held if (path := proper(each)) is not None}
+        # What a scheduled job misspells is withheld all the same.
+        plain = (os.path.normpath(f"/{each}").lstrip("/") for each in held)
+        self.held = {path for each in plain if (path := proper(each)) is not None}
 
     def wanted(self, paths: Iterable[str]) -> dict[str, Wanted | None]:
         """Each declared path on its own; None where it is improper."""

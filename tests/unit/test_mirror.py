@@ -371,7 +371,13 @@ def test_refs_of_dead_workers_are_removed_and_no_others(site: Site, *, packed: b
 
 def test_old_temporary_files_are_removed_and_new_ones_are_not(site: Site) -> None:
     git_dir = site.worktree / ".git"
-    names = ["fast_import_crash_1", "objects/pack/tmp_pack_1", "objects/17/tmp_obj_1", "briter/index-1"]
+    names = [
+        "fast_import_crash_1",
+        "objects/pack/tmp_pack_1",
+        "objects/17/tmp_obj_1",
+        "briter/index-1",
+        "briter/.1.tmp",
+    ]
     for name in names:
         (git_dir / name).parent.mkdir(exist_ok=True)
         (git_dir / name).touch()
