@@ -19,7 +19,7 @@ from queue_backends import NOW, Disk
 from sites import eventually
 
 from briter_worker.errors import DeclinedError, Failure, FailureCode
-from briter_worker.job import State
+from briter_worker.job import QuietTime, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +40,16 @@ def claimed(disk: Disk, now: float = NOW) -> Sequence[Claim]:
     claims = disk.queue.claim(now).claims
     assert claims
     return claims
+
+
+def test_a_save_that_was_read_half_written_does_not_begin_the_longest_wait_again(disk: Disk) -> None:
+    disk.restart(quiet=QuietTime(2.0, 5.0))
+    for number in range(4):
+        at = NOW + 1.5 * number
+        for text in ('{"slug": "a", "pa', '{"slug": "a", "paths": ["x"]}'):
+            disk.put("a.json", text.encode(), age=NOW - at)
+            assert disk.queue.claim(at).claims == ()
+    assert [claim.job.slug for claim in claimed(disk, NOW + 5.0)] == ["a"]
 
 
 @pytest.mark.parametrize(

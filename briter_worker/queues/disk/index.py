@@ -172,7 +172,8 @@ class Index:
         job, now = file.job, self._latest
         saved_at = job.created_at if job.created_at <= now else min(file.stat.st_mtime_ns / 1e9, now)
         earlier = []
-        if self.quiet.after_save and known and known.is_pending and known.job.slug == job.slug:
+        is_known = known and (known.is_pending or known.problem) and known.job.slug == job.slug
+        if self.quiet.after_save and known and is_known:
             earlier.append(known.job)
             if known.job.created_at == job.created_at:
                 ends = [each for each in (job.quiet_until, known.job.quiet_until) if each is not None]
