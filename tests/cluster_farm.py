@@ -35,7 +35,6 @@ class Farm:
     hosts: list[Running] = field(default_factory=list)
 
     def settings(self, **extra: str) -> Settings:
-        """A worker's settings."""
         return load_settings(self.environment("settings", **extra))
 
     def environment(self, host: str, **extra: str) -> dict[str, str]:
@@ -65,7 +64,6 @@ class Farm:
         return self.site(name).remote
 
     def save(self, name: str, slug: str, text: str | None = None, **extra: Any) -> None:  # noqa: ANN401 - enqueue's
-        """The site's CMS saves a post."""
         content = (f"# {slug}\n" if text is None else text).encode()
         enqueue(
             slug,
@@ -103,7 +101,6 @@ class Farm:
         return done
 
     def command(self, *arguments: str, host: str = "one", **extra: str) -> Result:
-        """A command on this host."""
         done = forks.run(arguments, os.environ | self.environment(host, **extra), self.root, timeout=120)
         return Result(done.returncode, done.stdout, done.stderr)
 

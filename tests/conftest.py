@@ -57,5 +57,4 @@ def site(tmp_path: Path) -> Site:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Disk:
-    """An empty queue folder."""
     return Disk(tmp_path)

@@ -38,7 +38,6 @@ class Dashboard:
         return int(self.base.rpartition(":")[2])
 
     def csrf(self, path: str = "/site") -> str:
-        """Return the CSRF token of a page's forms."""
         found = _CSRF.search(self.page.get(path).text)
         assert found, path
         return found[1]
@@ -48,7 +47,6 @@ class Dashboard:
         return self.page.post(f"/actions/{action}", data={"csrf": self.csrf(), "back": "/", **fields})
 
     def json(self, path: str, **query: str | int) -> Any:  # noqa: ANN401 - any JSON
-        """Return an answer of the API."""
         answer = self.api.get(path, params=query)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -80,7 +78,6 @@ def serving(site: Site, *arguments: str, token: str = TOKEN, **env: str) -> Iter
 
 
 def sign_in(page: httpx.Client, token: str, target: str = "/failed") -> httpx.Response:
-    """Send the form of the sign-in page."""
     found = _CSRF.search(page.get("/sign-in").text)
     assert found
     return page.post("/sign-in", data={"csrf": found[1], "token": token, "next": target})

@@ -35,11 +35,9 @@ class MirrorWorker:
         )
 
     def bases(self) -> dict[str, str | None]:
-        """Return the remembered base versions."""
         return {path: base.blob for path, base in self.checkout.state().bases.items()}
 
     def tip(self) -> str:
-        """Return the remote's tip."""
         return git(self.remote, "rev-parse", "main")
 
     def push(self, posts: dict[str, str | None]) -> tuple[str, dict[str, str | None]]:
@@ -53,7 +51,6 @@ class MirrorWorker:
         return new, {path: blob and blob[1] for path, blob in changes.items()}
 
     def sync(self, tip: str, blobs: dict[str, str | None]) -> bool:
-        """Bring the mirror up to the tip."""
         while True:
             try:
                 with self.repository.working():

@@ -23,7 +23,6 @@ LAST = {"BRITER_WORKER_MAX_ATTEMPTS": "1"}
 
 
 def save(site: Site, *slugs: str) -> None:
-    """A CMS saves these posts."""
     for slug in slugs or ("a",):
         site.save_post(slug, f"{slug}\n")
 

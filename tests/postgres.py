@@ -87,7 +87,6 @@ class Server:
         return f"postgresql://postgres:{PASSWORD}@{quote(host or self._host, safe='')}:{self.port}/{database}"
 
     def start(self) -> None:
-        """It runs, and takes connections."""
         command = [str(self._programs / "postgres"), "-D", str(self.folder / "data")]
         # It ends when we do, however we end.
         with (self.folder / "log").open("ab") as log:
@@ -115,7 +114,6 @@ class Server:
                 process.wait(_PATIENCE)
 
     def create(self, name: str, template: str = "template0") -> None:
-        """A database of this name."""
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             query = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
             connection.execute(query.format(sql.Identifier(name), sql.Identifier(template)))
@@ -205,7 +203,6 @@ def woken(database: Database) -> Iterator[Callable[[], bool]]:
 
 
 def add_site(database: Database, name: str = "site") -> str:
-    """A site to write for."""
     with database.transaction() as connection:
         connection.execute("INSERT INTO sites (name) VALUES (%s)", (name,))
     return name

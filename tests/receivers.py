@@ -39,7 +39,6 @@ class Receiver:
         return f"{self.scheme}://{HOST}:{self.port}"
 
     def take(self, exchange: Exchange) -> None:
-        """Note the POST and answer it."""
         headers = {name.lower(): value for name, value in exchange.handler.headers.items()}
         with self._guard:
             self.received.append(Received(exchange.handler.path, headers, exchange.body.decode()))

@@ -52,7 +52,6 @@ class Result:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Its log lines, parsed."""
         return events_in(self.stdout)
 
     def names(self) -> list[str]:
@@ -60,7 +59,6 @@ class Result:
         return [entry["event"] for entry in self.events]
 
     def of(self, event: str) -> list[dict[str, Any]]:
-        """The log lines of one event."""
         return [entry for entry in self.events if entry["event"] == event]
 
     def json(self, status: int = 0) -> Any:  # noqa: ANN401 - any JSON
@@ -231,7 +229,6 @@ class Site:
         return found
 
     def job(self, slug: str) -> dict[str, Any]:
-        """The one job of a slug."""
         (found,) = [job for job in self.jobs() if job["slug"] == slug]
         return found
 

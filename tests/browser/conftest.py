@@ -21,7 +21,6 @@ LINKS = {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium."""
     with chromium() as started:
         yield started
 

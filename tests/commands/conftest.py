@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def dashboard(site: Site) -> Iterator[Dashboard]:
-    """The dashboard of the site."""
     with serving(site) as served:
         yield served
 

@@ -40,7 +40,6 @@ def cluster(site: Site, database_url: str) -> Site:
 
 
 def carried(database: Database, slug: str) -> dict[str, bytes | None]:
-    """What came with the post."""
     with database.transaction() as connection:
         row = connection.execute("SELECT id, site FROM publications WHERE slug = %s", (slug,)).fetchone()
     assert row is not None
@@ -257,7 +256,6 @@ SOON = "2098-01-01T09:00:00.000Z"
 
 @pytest.fixture
 def moving(cluster: Site) -> Site:
-    """The site that moves."""
     cluster.env["BRITER_SITE"] = "blog"
     return cluster
 

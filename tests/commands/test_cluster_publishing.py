@@ -67,7 +67,6 @@ def save(
 
 
 def move(farm: Farm, remote: str, branch: str = "main", **credentials: str) -> None:
-    """The site gets another address of its remote."""
     site = sites.Site("blog", remote, branch, "local-mdx", credentials=credentials or None)
     sites.change(farm.database, site, farm.settings())
 

@@ -32,11 +32,9 @@ class Plugged:
         (metadata / "entry_points.txt").write_text(f"[briter_worker]\n{name} = {module}\n")
 
     def run(self, **env: str) -> Result:
-        """`run --once`, with what is installed."""
         return self.site.run_once(PYTHONPATH=str(self.folder), BRITER_WORKER_BACKOFF_MS="600000", **env)
 
     def post(self, slug: str, folder: str = "content/posts", **keys: object) -> None:
-        """A post is written and saved."""
         path = f"{folder}/{slug}.md"
         self.site.save_post(slug, slug, path, **keys)
 

@@ -34,7 +34,6 @@ SOON = {"BRITER_GIT_PULL_INTERVAL_MS": "50", "BRITER_WORKER_POLL_INTERVAL_MS": "
 
 
 def push(site: Site, text: str = "theirs\n", path: str = THEIRS) -> str:
-    """The colleague changes a file and pushes it."""
     return site.push_elsewhere({path: text})
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def other(site: Site) -> Path:
-    """Theirs clone."""
     return site.colleague()
 
 

@@ -33,7 +33,6 @@ def publish(site: Site, slug: str = "a", paths: Sequence[str] = (A,)) -> str:
 
 
 def undo(site: Site, *args: str) -> None:
-    """Undo and publish."""
     done = site.command("undo", *args)
     assert done.returncode == 0, done.stderr
     assert site.run_once().of("published")

@@ -32,7 +32,6 @@ def excluding(site: Site) -> None:
 
 @pytest.fixture
 def watcher(site: Site) -> Iterator[Watcher]:
-    """The process of `watch`."""
     with site.running("watch") as watcher:
         yield watcher
 

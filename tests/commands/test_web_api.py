@@ -30,7 +30,6 @@ BODY = {"slug": "hello", "paths": ["content/posts/hello.md"]}
 
 
 def problem(answer: httpx.Response, status: int) -> dict[str, Any]:
-    """Return the problem document."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body: dict[str, Any] = answer.json()

@@ -24,7 +24,6 @@ def refuse_everything(site: Site, words: str) -> None:
 
 
 def publish(site: Site, slug: str, **keys: object) -> None:
-    """Save a post, and run the worker."""
     site.save_post(slug, f"# {slug}\n", **keys)
     assert site.run_once().returncode in {0, 1}
 

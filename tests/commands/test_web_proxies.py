@@ -34,7 +34,6 @@ KINDS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
 def documented(program: str) -> str:
-    """Return the page's configuration."""
     language = {"traefik": "yaml"}.get(program, program)
     (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     return str(found)

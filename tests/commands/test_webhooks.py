@@ -66,7 +66,6 @@ class Station:
         build_hook: str = "",
         allow_private: bool = True,
     ) -> FanOut:
-        """Return a worker's sinks."""
         sender = Sender(
             Outbox(self.open_store()),
             secret=SECRET,
@@ -85,7 +84,6 @@ class Station:
         return FanOut([sink], self.log)
 
     def warn(self, message: str, fix: str) -> None:
-        """Note a warning."""
         self.warnings.append(message)
         self.fixes.append(fix)
 
@@ -105,7 +103,6 @@ class Station:
         self.tell(self.open(), WorkerStarted(pid=1, dry_run=False))
 
     def unsent(self) -> int:
-        """Return the number of unsent messages."""
         return int(self.open_store().query("SELECT count(*) FROM messages")[0][0])
 
 

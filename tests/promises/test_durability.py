@@ -74,7 +74,6 @@ class Trace:
                 yield str(naming)
 
     def objects(self) -> list[Call]:
-        """What was done in the site's store of objects."""
         return self.where(lambda call: call.changes and call.paths[-1].startswith("site/.git/objects"))
 
     def began(self, kind: str) -> float:

@@ -134,7 +134,6 @@ class CheckedHistory(RuleBasedStateMachine):
         return any(each.created > save.created and each.fate is Fate.DONE for each in newer)
 
     def existing_posts(self) -> list[str]:
-        """Return the posts that there are."""
         return [path for path in POSTS if (self.site.worktree / path).exists()]
 
     def _check_files(self, files: dict[str, dict[str, Any]], *, died: bool) -> None:
@@ -258,7 +257,6 @@ class CheckedHistory(RuleBasedStateMachine):
         return found
 
     def in_flight(self) -> set[str]:
-        """Return the saves in flight."""
         claimed = self.site.queue / ".claimed"
         return {json.loads(file.read_bytes())["id"] for file in claimed.glob("[!.]*.json")}
 

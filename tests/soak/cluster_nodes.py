@@ -92,7 +92,6 @@ class Node:
             )
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of the worker's on this machine."""
         return subprocess.run(
             [*self.link.node.within, sys.executable, "-m", "briter_worker", *arguments],
             env=self._environment,
@@ -131,18 +130,15 @@ class Node:
             send(self._frozen, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let what was stopped go on."""
         self.is_stopped = False
         send(self._frozen, signal.SIGCONT)
         self._frozen = []
 
     def cut(self, *, noticed: bool) -> None:
-        """Cut its network."""
         self.is_cut = True
         self.link.cut(noticed=noticed)
 
     def reconnect(self) -> None:
-        """Restore its network."""
         self.is_cut = False
         self.link.restore()
 
@@ -169,7 +165,6 @@ class Node:
         (self.folder / "cache").unlink()
 
     def terminate(self) -> None:
-        """Ask the worker to stop."""
         if self._process is not None:
             self._process.terminate()
 

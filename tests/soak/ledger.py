@@ -71,7 +71,6 @@ class Found:
     figures: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Found) -> None:
-        """The other's, too."""
         for name in PROMISES:
             getattr(self, name).extend(getattr(other, name))
         self.figures.update(other.figures)

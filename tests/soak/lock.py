@@ -81,7 +81,6 @@ class Racer:
             self.pid = psutil.Process(self._process.pid).children()[0].pid
 
     def says(self) -> str:
-        """Its next line."""
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
@@ -91,7 +90,6 @@ class Racer:
         wait_for(lambda: psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
 
     def go_on(self) -> None:
-        """No longer stopped."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
@@ -167,7 +165,6 @@ class Race:
             self._wedged.append("the lock is not free, and all are dead")
 
     def figures(self) -> dict[str, float | int]:
-        """What happened, and what must not have."""
         return {
             "times taken": len(self._log("taken")),
             "holders stopped": self._freezes,

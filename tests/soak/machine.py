@@ -100,7 +100,6 @@ class Machine(CheckedHistory):
         older=st.sampled_from([0.0, 0.0, 0.0, 900.0]),
     )
     def save(self, slug: int, media: bool, hold: float, older: float) -> None:  # noqa: FBT001
-        """A post is edited and saved."""
         self._save(f"p{slug}", [POSTS[slug], *([MEDIA[slug]] if media else [])], hold=hold, older=older)
 
     @rule(slug=st.sampled_from(_SLUGS), junk=st.sampled_from([LINK, "config.toml", "../x", "content/.git/x"]))
@@ -110,7 +109,6 @@ class Machine(CheckedHistory):
 
     @rule(slug=st.sampled_from(_SLUGS))
     def delete(self, slug: int) -> None:
-        """A post is deleted, and that is saved."""
         self._save(f"p{slug}", [POSTS[slug]], gone=True)
 
     @rule(hold=st.sampled_from([0.0, 0.0, 600.0]), wide=st.booleans())
@@ -202,7 +200,6 @@ class Machine(CheckedHistory):
 
     @rule(slug=st.sampled_from([*(f"p{number}" for number in _SLUGS), FOLDER_SLUG]))
     def retry(self, slug: str) -> None:
-        """What failed is due at once, as if never tried."""
         try:
             jobs = self.site.open_queue(lambda: self.now).retry(slug, self.now)
         except DeclinedError:
@@ -218,12 +215,10 @@ class Machine(CheckedHistory):
 
     @rule(seconds=st.sampled_from([1.0, 5.0, 61.0, 301.0, 1801.0, 8 * _HOUR]))
     def time_passes(self, seconds: float) -> None:
-        """The clock goes on."""
         self.now += seconds
 
     @rule(seconds=st.sampled_from([30.0, _HOUR, 48 * _HOUR]))
     def clock_is_set_back(self, seconds: float) -> None:
-        """The clock goes backwards."""
         self.latest = max(self.latest, self.now)
         self.now -= seconds
 
@@ -231,7 +226,6 @@ class Machine(CheckedHistory):
 
     @rule()
     def drain(self) -> None:
-        """What is due is published."""
         self._drain(None)
 
     @rule(steps=st.integers(1, 60))
@@ -241,7 +235,6 @@ class Machine(CheckedHistory):
 
     @rule()
     def restart(self) -> None:
-        """A new worker, in good order."""
         self.worker = None
 
     @rule()
@@ -320,13 +313,11 @@ class Machine(CheckedHistory):
     @precondition(lambda self: not self.operator.is_merging() and not self.is_locked())
     @rule()
     def operator_switches(self) -> None:
-        """Switch to another branch, or back."""
         assert (self.operator.come_back if self.operator.is_away() else self.operator.leave)()
 
     @precondition(lambda self: not self.operator.is_away() and not self.is_locked())
     @rule()
     def operator_merges(self) -> None:
-        """Begin a merge, or abort it."""
         if self.operator.is_merging():
             assert self.operator.end_merge()
         else:

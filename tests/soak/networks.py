@@ -55,11 +55,9 @@ class Namespace:
         raise subprocess.CalledProcessError(1, "unshare --net")
 
     def ip(self, *words: str) -> None:
-        """Run `ip` in the namespace."""
         subprocess.run([*self.within, "ip", *words], check=True, capture_output=True)
 
     def end(self) -> None:
-        """Remove the namespace."""
         self._holder.kill()
         self._holder.wait()
 
@@ -80,7 +78,6 @@ class Network:
             raise
 
     def join(self) -> Link:
-        """Add a node's network."""
         node = Namespace()
         number = len(self._all)
         self._all.append(node)
@@ -93,7 +90,6 @@ class Network:
         return Link(self.hub, port, node)
 
     def close(self) -> None:
-        """Remove all of it."""
         for each in self._all:
             each.end()
 
@@ -115,7 +111,6 @@ class Link:
             self.hub.ip("link", "set", self.name, "nomaster")
 
     def restore(self) -> None:
-        """Let everything through again."""
         self.hub.ip("link", "set", self.name, "master", "hub", "up")
         self.node.ip("link", "set", "eth0", "up")
 

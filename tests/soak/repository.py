@@ -76,7 +76,6 @@ def blob_of(content: bytes) -> str:
 
 
 def read_tree(repository: Path, commit: str = "main") -> Tree:
-    """Return every file of a commit."""
     found: Tree = {}
     for line in git(repository, "ls-tree", "-r", "-z", "--full-tree", commit).split("\0")[:-1]:
         about, _, path = line.partition("\t")
@@ -86,7 +85,6 @@ def read_tree(repository: Path, commit: str = "main") -> Tree:
 
 
 def read_blobs(repository: Path, shas: Iterable[str]) -> dict[str, bytes]:
-    """Return the contents of these blobs."""
     asked = "".join(f"{sha}\n" for sha in shas).encode()
     raw = run_git(repository, "cat-file", "--batch", stdin=asked).stdout
     found: dict[str, bytes] = {}
@@ -124,7 +122,6 @@ def fsck(repository: Path) -> list[str]:
 
 
 def write_blob(repository: Path, content: bytes) -> Blob:
-    """Store a file's content."""
     return "100644", git(repository, "hash-object", "-w", "--stdin", stdin=content)
 
 

@@ -50,7 +50,6 @@ class Operator:
         return try_git(self._site.worktree, *args)
 
     def edit(self, path: str = "notes/unstaged.txt") -> None:
-        """Change a tracked file."""
         self._count += 1
         self._texts[path] = f"{path} {self._count}\n"
         (self._site.worktree / path).write_text(self._texts[path])
@@ -88,7 +87,6 @@ class Operator:
         return self.git("switch", "--quiet", "--create", f"draft{self._count}") is not None
 
     def commit_draft(self) -> None:
-        """Commit a new file on another branch, if nothing else is staged."""
         if self._staged:
             return
         path = f"drafts/{self._count}.txt"
@@ -123,7 +121,6 @@ class Operator:
             (self._site.worktree / ".git/MERGE_HEAD").write_text(f"{side}\n")
 
     def is_merging(self) -> bool:
-        """Return True if a merge is under way."""
         return (self._site.worktree / ".git/MERGE_HEAD").exists()
 
     def end_merge(self, *, keep: bool = False) -> bool:
@@ -230,11 +227,9 @@ class RemoteFaults:
         return self._away.exists()
 
     def vanish(self) -> None:
-        """Make the remote unreachable."""
         self._remote.rename(self._away)
 
     def hook(self, name: str, text: str) -> None:
-        """Install a hook."""
         hook = self.repository / "hooks" / name
         partial = hook.with_suffix(".partial")
         hook.parent.mkdir(exist_ok=True)
@@ -290,7 +285,6 @@ class Cms:
         self._count = 0
 
     def act(self, _: random.Random) -> None:
-        """One save."""
         bundles = [] if self._is_watched else BUNDLES
         self.save(self._dice.choice([*TITLED, *TITLED, CONTESTED, *FLEETING, *bundles, "new", "new"]))
         time.sleep(self._dice.choice([0, 0.02, 0.1, 0.4]))

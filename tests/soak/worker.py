@@ -226,5 +226,4 @@ class LocalSite(Site):
         pull(repository, checkout, rebase=True, push=push)
 
     def open_queue(self, clock: Callable[[], float], *, dry_run: bool = False) -> DiskQueue:
-        """Return the queue, for an operator's commands."""
         return DiskQueue(self.queue, self.quarantine, longest_delay=max(DELAYS), dry_run=dry_run, clock=clock)

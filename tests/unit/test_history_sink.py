@@ -47,7 +47,6 @@ class Book:
         self.history = History(open_store(), site)
 
     def open(self) -> FanOut:
-        """Return a worker's sinks."""
         sink = HistorySink(
             self.open_store(),
             Target("main", "origin", "https://example.org/notes/{slug}"),
@@ -65,15 +64,12 @@ class Book:
         sinks.close()
 
     def receipts(self) -> list[Receipt]:
-        """Return the receipts, newest first."""
         return self.history.receipts()
 
     def warnings(self) -> list[str]:
-        """Return the warnings that were logged."""
         return [event.error for event in self.logged if isinstance(event, Warned)]
 
     def count(self, table: str) -> int:
-        """Return the number of rows."""
         return int(self.open_store().query(f"SELECT count(*) FROM {table}")[0][0])  # noqa: S608 - our own names
 
 
@@ -104,7 +100,6 @@ def book(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Book]:
 
 @pytest.fixture
 def file_book(tmp_path: Path) -> Iterator[FileBook]:
-    """Return an empty book in a file."""
     book = FileBook(tmp_path / "history.db")
     yield book
     book.history.close()

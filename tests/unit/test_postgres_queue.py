@@ -342,7 +342,6 @@ class Bench:
         return self.payloads.of([claim.key])[claim.key]
 
     def files(self, claim: Claim) -> dict[str, bytes | None]:
-        """Return the files that come with the claim."""
         return {
             file.path: None if file.blob is None else self.payloads.content(file.blob)
             for file in self.payload(claim).files

@@ -239,7 +239,6 @@ def test_a_time_on_the_other_side_of_a_change_of_the_clocks_names_its_zone(zone:
 
 
 def quiet_feed() -> Feed:
-    """Return a feed in which nothing happens."""
     return Feed(lambda _after: News({"jobs": 1}), poll=0.01)
 
 
