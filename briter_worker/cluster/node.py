@@ -77,10 +77,7 @@ def run_node(
 
     With `once`, until nothing is due; then DatabaseError is raised when Postgres cannot be used.
     """
-    for name in ("psycopg", "psycopg.pool"):
-        log_of_library = logging.getLogger(name)  # would be unredacted
-        log_of_library.propagate = False
-        log_of_library.addHandler(logging.NullHandler())
+    logging.getLogger("psycopg").propagate = False  # a plugin's handlers would show it unredacted
     # One more for the node's own loop; a further one listens.
     with Database(settings.database_url, connections=workers + 1) as database:
         if once:
@@ -451,7 +448,9 @@ class Node:
             if self._health.problem is None:
                 self._warn(site, f"{error}; the site is cloned again", "")
                 return Counts()
-            self._forgive()
+            for away in self._health.unreachable_sites():  # no fault of their posts
+                with suppress(DatabaseError, DeclinedError):
+                    PostgresControl(self._database, away).forgive(FailureCode.NETWORK, self._database.now())
         except UnavailableError:
             raise
         except (PublishError, UsageError) as error:
@@ -478,12 +477,6 @@ class Node:
             (self._idle.discard if counts.completed else self._idle.add)(site)
             if counts.completed >= _MANY_JOBS and not self._is_once:
                 self._rest(site, _TICK_S)
-
-    def _forgive(self) -> None:
-        """Uncount the attempts that failed because this node had no network."""
-        for site in self._health.unreachable_sites():
-            with suppress(DatabaseError, DeclinedError):
-                PostgresControl(self._database, site).forgive(FailureCode.NETWORK, self._database.now())
 
     def _fail(self, site: str) -> Counts:
         """Note a drain that failed as a whole; return its counts."""
