@@ -61,30 +61,25 @@ CHANNEL = "briter_sites"
 _OWN_ARGUMENTS = {"gitBranch": "--branch", "adapter": "--adapter", "allowedPaths": "--allow"}
 STATES = ("pending", "scheduled", "retrying", "quiet", "tried", "claimed", "failed")
 _SUMMARIES = """
-SELECT s.*, c.failure, c.condition, c.fix,
-  coalesce(n.pending, 0) AS pending, coalesce(n.retrying, 0) AS retrying,
-  coalesce(n.quiet, 0) AS quiet, coalesce(n.tried, 0) AS tried,
-  coalesce(n.scheduled, 0) AS scheduled, coalesce(n.claimed, 0) AS claimed, coalesce(n.failed, 0) AS failed,
-  n.oldest
+WITH jobs AS (
+  SELECT site, greatest(created_at, scheduled_for) AS since, CASE
+    WHEN state <> 'pending' THEN state
+    WHEN scheduled_for > %(now)s THEN 'scheduled'
+    WHEN tried THEN 'tried'
+    WHEN next_attempt_at > %(now)s THEN 'retrying'
+    WHEN quiet_until > %(now)s THEN 'quiet'
+    ELSE 'pending' END AS shown
+  FROM publications
+), counted AS (
+  SELECT site, shown, count(*) AS number,
+    min(since) FILTER (WHERE shown NOT IN ('failed', 'scheduled')) AS oldest
+  FROM jobs GROUP BY site, shown
+)
+SELECT s.*, c.failure, c.condition, c.fix, n.jobs, n.oldest
 FROM sites s
 LEFT JOIN conditions c ON c.site = s.name AND c.failure IS NOT NULL
 LEFT JOIN (
-  SELECT site,
-    count(*) FILTER (WHERE state = 'pending' AND NOT tried AND due_at <= %(now)s) AS pending,
-    count(*) FILTER (
-      WHERE state = 'pending' AND NOT tried AND next_attempt_at > %(now)s AND scheduled_for <= %(now)s
-    ) AS retrying,
-    count(*) FILTER (
-      WHERE state = 'pending' AND NOT tried AND quiet_until > %(now)s
-      AND greatest(scheduled_for, next_attempt_at) <= %(now)s
-    ) AS quiet,
-    count(*) FILTER (WHERE state = 'pending' AND tried AND scheduled_for <= %(now)s) AS tried,
-    count(*) FILTER (WHERE state = 'pending' AND scheduled_for > %(now)s) AS scheduled,
-    count(*) FILTER (WHERE state = 'claimed') AS claimed,
-    count(*) FILTER (WHERE state = 'failed') AS failed,
-    min(greatest(created_at, scheduled_for))
-      FILTER (WHERE state <> 'failed' AND scheduled_for <= %(now)s) AS oldest
-  FROM publications GROUP BY site
+  SELECT site, json_object_agg(shown, number) AS jobs, min(oldest) AS oldest FROM counted GROUP BY site
 ) n ON n.site = s.name
 WHERE NOT s.removed
 ORDER BY s.name
@@ -315,7 +310,7 @@ def summaries(database: Database, now: float) -> list[SiteSummary]:
         found.append(
             SiteSummary(
                 site,
-                {state: row[state] for state in STATES},
+                dict.fromkeys(STATES, 0) | (row["jobs"] or {}),
                 oldest=row["oldest"],
                 failure=row["failure"],
                 condition=None if row["condition"] is None else one_line(row["condition"]),
