@@ -15,6 +15,7 @@ import pytest
 from postgres import PASSWORD, add_site
 from queue_backends import LONGEST_DELAY, NOW, control_queue, store, take_queue, take_site
 
+from briter_worker.cluster.sites import STATES, summaries
 from briter_worker.errors import Failure, FailureCode, LockLostError, one_line
 from briter_worker.job import State, format_time
 from briter_worker.ports import BaseVersion, Claim, Conflict, Payload, Plan, SubmittedFile, blob_id
@@ -99,6 +100,26 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
 def test_the_password_is_redacted_everywhere() -> None:
     Database("postgresql://u:an-unlikely-secret-0815@127.0.0.1/x")
     assert "0815" not in one_line("the server said: an-unlikely-secret-0815 is wrong")
+
+
+def test_a_site_counts_its_jobs_in_the_states_that_the_queue_lists(database: Database) -> None:
+    add_site(database)
+    later = format_time(NOW + 60)
+    keys: dict[str, dict[str, object]] = {
+        "scheduled": {"scheduledFor": later},
+        "retrying": {"nextAttemptAt": later, "attempts": 1},
+        "quiet": {"quietUntil": later},
+        "tried": {"dryRunAt": later},
+        "failed": {"status": "failed"},
+    }
+    for slug in STATES:
+        store(database, {"slug": slug, "paths": ["content/a.md"], **keys.get(slug, {})})
+    with database.connection() as connection:
+        connection.execute("UPDATE publications SET state = 'claimed' WHERE slug = 'claimed'")
+    assert {row.job.slug: row.state.value for row in control_queue(database).jobs(NOW)} == {
+        slug: slug for slug in STATES
+    }
+    assert summaries(database, NOW)[0].jobs == dict.fromkeys(STATES, 1)
 
 
 def test_many_slugs_are_looked_up_by_a_plan_for_them(database: Database) -> None:
