@@ -320,7 +320,8 @@ class Oracle:
         )
         if not new:
             return set()
-        out = git(self._root, "check-ignore", "-z", "--stdin", stdin=join(new), ok=(0, 1))
+        # With the index, git would take a file called `*.md` for a pattern that tracked files match.
+        out = git(self._root, "check-ignore", "--no-index", "-z", "--stdin", stdin=join(new), ok=(0, 1))
         return set(out.split("\0")[:-1])
 
     def _replaces(self, path: str) -> str | None:
