@@ -133,6 +133,8 @@ class PostWatcher:
     enqueue: Callable[[str, Sequence[str]], object]
     scheduled_paths: Callable[[float], Mapping[str, float]]
     list_jobs: Callable[[float], Iterable[ListedJob]]
+    cancelled_at: Callable[[str], float]
+    """Returns when a job of this slug was last cancelled; 0 if never."""
     warn: Callable[[str, str], None]
 
     @property
@@ -161,13 +163,13 @@ class PostWatcher:
             folders = [self.root / folder for folder in self.allowlist.folders]
             places = ((Path(place), names) for folder in folders for place, _, names in os.walk(folder))
             files = (place.relative_to(self.root) / name for place, names in places for name in names)
-            self.save(self.candidates(map(str, files)))
+            self.save(self.candidates(map(str, files)), is_comparison=True)
             deadline = time.monotonic() + poll
             while not is_stopping() and time.monotonic() < deadline:
                 time.sleep(_STOP_CHECK_S)
             return
         with closing(watcher):
-            arriving = self.save(self.candidates(watcher.files))
+            arriving = self.save(self.candidates(watcher.files), is_comparison=True)
             while not is_stopping():
                 arriving = self.save(self._wait(watcher, is_stopping, arriving))
 
@@ -199,16 +201,17 @@ class PostWatcher:
         edited = self.repository.git.fields(*status)
         return different.union(line[3:] for line in edited)
 
-    def save(self, paths: Collection[str]) -> Collection[str]:
+    def save(self, paths: Collection[str], *, is_comparison: bool = False) -> Collection[str]:
         """Enqueue the posts of those paths that differ from the remote's tip.
 
-        Return the paths to save later, because their folders are new and more files of them may come.
+        A comparison leaves posts alone that were cancelled, and have not been saved since. Return the paths
+        to save later, because their folders are new and more files of them may come.
         """
         # An undo enqueues what it restored.
         with filelock.FileLock(self.repository.git.state_dir / LOCK_NAME):
-            return self._save(paths)
+            return self._save(paths, is_comparison=is_comparison)
 
-    def _save(self, paths: Collection[str]) -> Collection[str]:
+    def _save(self, paths: Collection[str], *, is_comparison: bool) -> Collection[str]:
         now = time.time()
         changed = self._changed(paths)
         arriving = self._arriving(changed, now)
@@ -223,7 +226,8 @@ class PostWatcher:
         # An undo, or `watch` itself before a restart, may have written a job for it before.
         known = {row.job.slug: row.job for row in self.list_jobs(now)} if posts else {}
         for slug, files in posts.items():
-            if not (slug in known and self._covers(known[slug], files)):
+            is_known = slug in known and self._covers(known[slug], files)
+            if not is_known and not (is_comparison and self._is_cancelled(slug, files)):
                 try:
                     self.enqueue(slug, files)
                 except ValueError as error:  # too many files for one job, which keep no other post waiting
@@ -255,6 +259,13 @@ class PostWatcher:
         times = [file.stat().st_mtime for path in files if (file := self.root / path).exists()]
         is_later = job.created_at + _JOB_TIME_STEP_S > max(times, default=0.0)
         return is_later and set(job.paths) >= set(files)
+
+    def _is_cancelled(self, slug: str, files: Sequence[str]) -> bool:
+        """Return True if the post was cancelled, and none of its files has changed or gone since."""
+        with suppress(OSError):  # a folder that is gone, too
+            places = [file if file.exists() else file.parent for file in map(self.root.joinpath, files)]
+            return max(place.stat().st_ctime for place in places) < self.cancelled_at(slug)
+        return False
 
     def _changed(self, paths: Collection[str]) -> set[str]:
         """Return those paths that may be published and differ from the remote's tip."""

@@ -369,6 +369,14 @@ def open_post_watcher(settings: Settings, emit: Callable[[events.Event], None]) 
     _check_start(settings)
     queue = open_disk_queue(settings)
 
+    history = open_history(settings)
+
+    def cancelled_at(slug: str) -> float:
+        with suppress(StoreError):
+            for receipt in history.receipts(slug=slug, outcomes=[events.Cancelled.name], limit=1):
+                return receipt.ended or 0.0
+        return 0.0
+
     def save(slug: str, paths: Sequence[str]) -> None:
         job_id = client.enqueue(slug, paths, queue=settings.queue_root).id
         emit(events.Enqueued(job_id=job_id, slug=slug, paths=tuple(paths)))
@@ -382,6 +390,7 @@ def open_post_watcher(settings: Settings, emit: Callable[[events.Event], None]) 
         enqueue=save,
         scheduled_paths=queue.scheduled_paths,
         list_jobs=queue.jobs,
+        cancelled_at=cancelled_at,
         warn=warn_by(emit),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+import time
 from errno import EMFILE
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -223,6 +224,25 @@ def test_a_scheduled_post_is_left_to_its_job(watched: Site) -> None:
     eventually(lambda: len(watched.jobs()) == 2)
 
     assert {job["slug"] for job in watched.jobs()} == {"secret", "posts/other"}
+
+
+def test_a_cancelled_post_is_left_alone_until_it_is_saved_again(watched: Site) -> None:
+    def saved(path: str) -> set[str]:
+        """Save a post; return the slugs of all jobs once it has one."""
+        watched.write_post(f"content/{path}.md", "x\n")
+        eventually(lambda: path in {job["slug"] for job in watched.jobs()})
+        return {job["slug"] for job in watched.jobs()}
+
+    for slug in ("posts/secret", "posts/first"):
+        saved(slug)
+        time.sleep(0.02)  # longer than a tick of the file system's clock
+        assert watched.command("cancel", slug).returncode == 0
+    (watched.worktree / "content/new").mkdir()
+    (watched.worktree / "content/new").rename(watched.worktree / "content/moved")  # everything is compared
+    assert saved("moved/a") == {"moved/a"}
+    with watched.running("watch"):
+        assert saved("moved/b") == {"moved/a", "moved/b"}
+        assert saved("posts/secret") == {"moved/a", "moved/b", "posts/secret"}
 
 
 @pytest.mark.timeout(300)
