@@ -19,8 +19,16 @@ from briter_worker.git.pull import pull as pull_branch
 from briter_worker.job import job_schema
 from briter_worker.plugins import Plugins
 from briter_worker.settings import load_settings, settings_schema
+from briter_worker.sinks.store import StoreError
 from briter_worker.status import health_problems, read_status
-from briter_worker.wiring import open_copies, open_database, open_git, open_sinks, pull_order
+from briter_worker.wiring import (
+    open_copies,
+    open_database,
+    open_git,
+    open_history,
+    open_sinks,
+    pull_order,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,8 +117,9 @@ def pull(
     with closing(open_git(settings)) as git, closing(open_sinks(settings, log)) as emit:
         checkout = open_copies(settings, git, emit, Plugins(settings.plugins).allowed_paths)
         result = pull_branch(checkout.repository, checkout, rebase=rebase, push=push, patience=_PATIENCE_S)
-        if read_status(settings, time.time(), local_commits=()).condition:
-            pull_order(git).touch(mode=0o600)  # the worker sees by a pull of its own that the outage is over
+        with suppress(StoreError), closing(open_history(settings)) as history:
+            if (known := history.condition()) and known.failure:
+                pull_order(git).touch(mode=0o600)  # a pull of the worker's own ends the site condition
     commits = [{"commit": each.commit, "subject": each.subject} for each in result.rebased]
     late = result.late_reason or None
     document = {"tip": result.tip, "rebased": commits, "pushed": result.is_pushed, "late": late}
