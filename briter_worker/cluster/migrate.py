@@ -25,7 +25,6 @@ from briter_worker.wiring import open_database, open_disk_queue, open_git, open_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from briter_worker.ports import ListedJob
     from briter_worker.queues.disk.queue import DiskQueue
     from briter_worker.queues.postgres.rows import Row
     from briter_worker.settings import Settings
@@ -60,7 +59,12 @@ def import_jobs(settings: Settings, now: float) -> Migrated:
         # Oldest first: of two dead letters of one post, the newer one wins.
         for each in sorted(queue.jobs(now), key=lambda listed: listed.job.created_at):
             try:
-                sent = send(settings, _complete_document(each))
+                document = each.read()
+                if not each.job.attempts:
+                    del document["attempts"]  # the listing's, not the producer's
+                # Without the key, the file's age says it.
+                document["createdAt"] = document.get("createdAt") or format_time(each.job.created_at)
+                sent = send(settings, document)
             except UnavailableError:
                 raise
             except (GatherError, MalformedJobError, OSError) as error:
@@ -82,15 +86,6 @@ def _release_claims(queue: DiskQueue, settings: Settings, now: float) -> None:
             "run briter-worker run --once without BRITER_DATABASE_URL, then import again",
         )
     queue.release(claims)
-
-
-def _complete_document(listed: ListedJob) -> dict[str, object]:
-    """Return the job's document with what the file's name and age, and superseded saves, stand for."""
-    document = {key: value for key, value in listed.read().items() if value is not None}
-    if not listed.job.attempts:
-        document.pop("attempts", None)  # the listing's, not the producer's
-    defaults = {"id": listed.job.id, "createdAt": format_time(listed.job.created_at)}
-    return {**defaults, **document, "paths": list(listed.job.paths)}
 
 
 def export_jobs(settings: Settings, now: float) -> Migrated:

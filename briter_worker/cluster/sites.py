@@ -329,17 +329,11 @@ def all_sites(database: Database) -> list[Site]:
     return [Site.from_row(row) for row in found]
 
 
-def remove(database: Database, name: str, *, discard: bool, by: str = "") -> None:
-    """Unregister the site; `discard` deletes the jobs that it still has.
+def remove(connection: Connection, name: str, *, discard: bool, by: str = "") -> None:
+    """Unregister the site, in a transaction; `discard` deletes the jobs that it still has.
 
     A node that publishes the site loses it, and pushes nothing more.
     """
-    with database.transaction() as connection:
-        remove_stored(connection, name, discard=discard, by=by)
-
-
-def remove_stored(connection: Connection, name: str, *, discard: bool, by: str) -> None:
-    """Unregister the site within a transaction, as `remove`."""
     lock_site(connection, name)
     counted = connection.execute("SELECT count(*) FROM publications WHERE site = %s", (name,)).fetchone()
     if counted and counted[0] and not discard:

@@ -67,9 +67,7 @@ class Differences:
         """Return the differences for programs, in camelCase."""
         return {
             "added": [site.name for site in self.added],
-            "changed": {
-                name: {key: list(pair) for key, pair in keys.items()} for name, keys in self.changed.items()
-            },
+            "changed": self.changed,
             "removed": list(self.removed),
             "unchanged": self.unchanged,
             "undeclared": self.undeclared,
@@ -154,12 +152,13 @@ def apply(database: Database, differences: Differences, by: str) -> None:
         for site in differences.replaced:
             sites.replace_stored(connection, replace(site, changed_by=by))
         for name in differences.removed:
-            sites.remove_stored(connection, name, discard=False, by=by)
+            sites.remove(connection, name, discard=False, by=by)
 
 
 def declare(registered: Iterable[Site]) -> dict[str, Any]:
     """Return the document that declares these sites."""
-    return {"sites": {site.name: _without_defaults(_declaration(site)) for site in registered}}
+    found = ((site.name, _declaration(site).items()) for site in registered)
+    return {"sites": {name: {key: value for key, value in items if value} for name, items in found}}
 
 
 def dump(document: Mapping[str, Any]) -> str:
@@ -170,10 +169,6 @@ def dump(document: Mapping[str, Any]) -> str:
 def _declaration(site: Site) -> dict[str, Any]:
     document = site.to_json()
     return {key: document[key] for key in _KEYS}
-
-
-def _without_defaults(declaration: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in declaration.items() if value not in (None, [], {})}
 
 
 class _Loader(yaml.CSafeLoader):

@@ -143,7 +143,8 @@ def remove(
 ) -> None:
     """Remove a site from the cluster. Its repository stays as it is."""
     _, database = _open("site remove")
-    sites.remove(database, name, discard=discard, by=user_name())
+    with database.transaction() as connection:
+        sites.remove(connection, name, discard=discard, by=user_name())
     output.answer({"name": name, "removed": True}, f"{one_line(name)} is removed", as_json=as_json)
 
 

@@ -277,7 +277,8 @@ def test_a_removed_site_comes_back_with_a_fence_that_goes_on_counting(database: 
     sites.add(database, site, worker)
     with database.transaction() as connection:
         connection.execute("UPDATE sites SET token = 41")
-    sites.remove(database, "blog", discard=False)
+    with database.transaction() as connection:
+        sites.remove(connection, "blog", discard=False)
     with pytest.raises(SiteMissingError):
         sites.get(database, "blog")
     sites.add(database, sites.Site("blog", "/srv/other.git", "main", "hugo"), worker)

@@ -301,7 +301,8 @@ class Cluster:
             self._over.set()
             self._incidents.calm()
             for name in _HANGING:
-                sites.remove(open_database(self._settings), name, discard=True)
+                with open_database(self._settings).transaction() as connection:
+                    sites.remove(connection, name, discard=True)
             for thread in (*writers, *others):
                 thread.join()
         if self._errors:
