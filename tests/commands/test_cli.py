@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 from sites import Site, eventually, lines_of
 
+from briter_worker.job import parse_time
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -139,6 +141,8 @@ def test_enqueue_writes_what_it_was_told(site: Site) -> None:
     assert result.returncode == 0, result.stderr
     job = site.job("hello")
     assert result.stdout == f"hello is queued as job {job['id']}\n"
+    assert [file.name for file in site.queue.iterdir()] == [f"{job['id']}.json"]
+    assert (job["type"], 0 <= time.time() - parse_time(job["createdAt"]) < 60) == ("git-sync", True)
     assert job["paths"] == [POST, "content/images/"]
     assert job["message"] == "Grüße\n\nmore"
     assert job["scheduledFor"] == "2099-01-31T00:00:00.000Z"

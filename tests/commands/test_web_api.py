@@ -182,6 +182,7 @@ def test_errors_are_problem_documents(dashboard: Dashboard) -> None:
     problem(dashboard.api.post("/api/jobs", json={**BODY, "id": "mine"}), 422)
     problem(dashboard.api.post("/api/jobs", content=b"{", headers={"Content-Type": "application/json"}), 422)
     problem(dashboard.api.post("/api/jobs", content=b"x" * (3 << 20)), 413)
+    problem(dashboard.api.post("/api/jobs", content=iter([b"x" * (3 << 20)])), 413)  # of unknown length
 
 
 def test_the_history_is_paged_and_filtered(site: Site, dashboard: Dashboard) -> None:

@@ -143,7 +143,9 @@ def test_the_plan_is_durable_before_the_push_begins(publication: Trace) -> None:
         assert publication.flushed(str(parent), after=0, before=publication.began("push"))
 
 
-def test_commits_are_durable_before_the_push_begins(publication: Trace) -> None:
+def test_commits_are_durable_before_the_push_begins_and_refs_and_index_under_their_names(
+    publication: Trace,
+) -> None:
     objects = publication.named(within="site/.git/objects")
     assert objects
     assert max(call.ended for call in objects) <= publication.began("push")
@@ -151,13 +153,9 @@ def test_commits_are_durable_before_the_push_begins(publication: Trace) -> None:
     refs = publication.named(within="site/.git/refs/briter")
     assert refs
     assert refs[0].ended <= publication.began("push")
-
-
-def test_refs_and_the_index_are_flushed_before_they_get_their_names(publication: Trace) -> None:
-    assert publication.named(within="site/.git/refs/heads/main")
-    assert publication.named(within="site/.git/index")
-    assert list(publication.unflushed("site/.git/refs")) == []
-    assert list(publication.unflushed("site/.git/index")) == []
+    for place in ("site/.git/refs", "site/.git/index"):
+        assert publication.named(within=place)
+        assert list(publication.unflushed(place)) == []
 
 
 def test_a_job_leaves_the_queue_only_after_the_push_and_durably_before_the_plan_goes(
@@ -165,18 +163,14 @@ def test_a_job_leaves_the_queue_only_after_the_push_and_durably_before_the_plan_
 ) -> None:
     gone = publication.removed(f"{CLAIMED}/post-*.json")
     assert len(gone) == 3
-    assert publication.ended("push") <= gone[0].begun
+    moved = publication.named(within="site/.git/refs/heads/main")[-1]
+    assert publication.ended("push") <= moved.begun
+    assert moved.ended <= gone[0].begun, "the branch has followed before the jobs go"
     (forgotten,) = publication.removed("plans/*.json")
     assert_names_are_durable(publication, CLAIMED, gone, before=forgotten.begun)
     assert publication.flushed(
         str(PurePath(forgotten.paths[-1]).parent), after=forgotten.ended, before=float("inf")
     )
-
-
-def test_the_branch_has_moved_before_the_plan_is_forgotten_and_the_jobs_go(publication: Trace) -> None:
-    moved = publication.named(within="site/.git/refs/heads/main")[-1]
-    assert publication.ended("push") <= moved.begun
-    assert moved.ended <= publication.removed(f"{CLAIMED}/post-*.json")[0].begun
 
 
 def test_a_job_that_could_not_be_published_waits_durably_when_its_plan_is_forgotten(

@@ -462,9 +462,7 @@ class Cluster:
                 getattr(found, name).extend(f"{cms.name}: {line}" for line in getattr(there, name))
             # For whoever has to find out what happened, should a promise be broken.
             (self._root / f"{cms.name}.ledger").write_text("\n".join(map(str, cms.ledger.saves)))
-            messages = {save.message for save in cms.ledger.saves}
-            found.figures["commits of the worker"] += sum(each.message in messages for each in commits)
-            found.figures["commits of people"] += sum(each.message not in messages for each in commits) - 1
+            found.figures.update(there.figures)
         found.unsound += self._left_in_database()
         self._read_logs()
 

@@ -374,9 +374,6 @@ class World:
         figures = found.figures
         figures["sites"] += 1
         figures["saves"] += len(self._ledger.saves)
-        messages = {save.message for save in self._ledger.saves}
-        figures["commits of the worker"] += sum(commit.message in messages for commit in commits)
-        figures["commits of people"] += sum(commit.message not in messages for commit in commits)
         figures["dead letters of true conflicts"] += len(dead)
         events = events_in(self._log.read_text(errors="replace"))
         for event in ("published", "failed", "dead-lettered", "revived"):

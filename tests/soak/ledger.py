@@ -106,6 +106,7 @@ def judge(
     found.lost += _judge_tip(ledger, tip, dead_slugs)
     found.lost += [f"the commit {each!r} is gone" for each in _gone(ledger, commits)]
     for commit in commits[:-1]:  # the first of all is the fixture's
+        found.figures["commits of " + ("the worker" if commit.message in known else "people")] += 1
         if (save_ := known.get(commit.message)) is not None:
             found.extra += _judge_ours(commit, save_, ledger)
         elif commit.message.strip() in ledger.persons:

@@ -118,13 +118,6 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(Disk(tmp_path))
 
 
-def test_a_released_job_is_pending_again_and_costs_no_attempt(bench: Bench) -> None:
-    bench.save("a")
-    bench.outcome = lambda each: Outcome(each.key, Result.RELEASED)
-    bench.drain.run()
-    assert bench.state("a") == (State.PENDING, 0)
-
-
 @pytest.mark.parametrize(
     ("error", "code", "state"),
     [

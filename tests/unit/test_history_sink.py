@@ -73,19 +73,6 @@ class Book:
         return int(self.open_store().query(f"SELECT count(*) FROM {table}")[0][0])  # noqa: S608 - our own names
 
 
-class FileBook(Book):
-    """A history in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        super().__init__(lambda: SqliteStore(path))
-
-    def run(self, script: str) -> None:
-        """Change the file as no worker does."""
-        with closing(sqlite3.connect(self.path)) as file:
-            file.executescript(script)
-
-
 @pytest.fixture(params=["file", "postgres"])
 def book(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Book]:
     """Return an empty book of either dialect."""
@@ -98,11 +85,7 @@ def book(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Book]:
     book.history.close()
 
 
-@pytest.fixture
-def file_book(tmp_path: Path) -> Iterator[FileBook]:
-    book = FileBook(tmp_path / "history.db")
-    yield book
-    book.history.close()
+in_a_file = pytest.mark.parametrize("book", ["file"], indirect=True)
 
 
 def start(job: str = "j1", attempt: int = 1, due_at: float | None = None) -> JobStarted:
@@ -216,41 +199,45 @@ def test_old_receipts_are_deleted(book: Book) -> None:
 # --- files that are damaged, foreign, locked or full
 
 
+@in_a_file
 @pytest.mark.parametrize("name", ["history.db", "history.db-wal"])
-def test_a_link_is_not_followed(file_book: FileBook, name: str) -> None:
-    target = file_book.path.parent / "target"
+def test_a_link_is_not_followed(book: Book, tmp_path: Path, name: str) -> None:
+    target = tmp_path / "target"
     target.write_bytes(b"")
-    file_book.path.with_name(name).symlink_to(target)
-    file_book.write(start(), published())
+    (tmp_path / name).symlink_to(target)
+    book.write(start(), published())
     assert target.read_bytes() == b""
-    (warning,) = file_book.warnings()
+    (warning,) = book.warnings()
     assert "no regular file" in warning
     with pytest.raises(StoreError) as unreadable:
-        History(SqliteStore(file_book.path)).receipts()
-    assert unreadable.value.fix == f"remove {file_book.path.with_name(name)}"
+        History(SqliteStore(tmp_path / "history.db")).receipts()
+    assert unreadable.value.fix == f"remove {tmp_path / name}"
 
 
-def test_a_file_of_another_program_is_set_aside(file_book: FileBook) -> None:
-    file_book.run("CREATE VIEW attempts AS SELECT 1; PRAGMA user_version = 2;")
+@in_a_file
+def test_a_file_of_another_program_is_set_aside(book: Book, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "history.db")) as file:
+        file.executescript("CREATE VIEW attempts AS SELECT 1; PRAGMA user_version = 2;")
     with pytest.raises(StoreError, match="another program"):
-        file_book.receipts()
-    file_book.write(start(), published())
-    assert len(file_book.receipts()) == 1
+        book.receipts()
+    book.write(start(), published())
+    assert len(book.receipts()) == 1
 
 
-def test_a_locked_file_costs_receipts_and_publishing_waits_for_it_once(file_book: FileBook) -> None:
-    file_book.write(start("before"), published("before"))
-    sinks = file_book.open()
-    with closing(sqlite3.connect(file_book.path, isolation_level=None)) as other:
+@in_a_file
+def test_a_locked_file_costs_receipts_and_publishing_waits_for_it_once(book: Book, tmp_path: Path) -> None:
+    book.write(start("before"), published("before"))
+    sinks = book.open()
+    with closing(sqlite3.connect(tmp_path / "history.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         for number in range(100):  # waiting a second for each would take two minutes
             sinks(start(f"j{number}"))
             sinks(published(f"j{number}"))
         other.execute("COMMIT")
-    file_book.monotonic += 10
+    book.monotonic += 10
     sinks(start("after"))
     sinks(published("after"))
     sinks.close()
-    assert [each.job_id for each in file_book.receipts()] == ["after", "before"]
-    (warning,) = file_book.warnings()
+    assert [each.job_id for each in book.receipts()] == ["after", "before"]
+    (warning,) = book.warnings()
     assert "locked; publishing goes on" in warning

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import pytest
 
@@ -14,7 +12,6 @@ from briter_worker.job import (
     Job,
     MalformedJobError,
     Status,
-    encode_document,
     format_time,
     parse_time,
     read_document,
@@ -104,14 +101,6 @@ def test_of_a_long_bad_value_no_part_of_a_secret_is_shown(value: str) -> None:
     assert "xxx" not in refused.value.reason
 
 
-def test_a_written_file_has_nothing_that_a_terminal_obeys_or_an_editor_hides() -> None:
-    value = {"slug": "a\u202eb\x9b\u200b", "n": "ü"}
-    data = encode_document(value)
-    assert "ü".encode() in data
-    assert not {"\u202e", "\x9b", "\u200b"} & set(data.decode())
-    assert read_document(data) == value
-
-
 def test_of_two_spellings_the_new_one_counts_and_is_kept() -> None:
     document = {**LEAST, "commitMessage": "old", "message": "new", "attempts": 3, "attempt": 7}
     assert (parse(document).attempts, parse(document).message) == (3, "new")
@@ -126,23 +115,6 @@ def test_of_two_spellings_the_new_one_counts_and_is_kept() -> None:
 @pytest.fixture
 def queue(tmp_path: Path) -> Path:
     return tmp_path / "storage" / "queue"
-
-
-def test_a_job_is_in_the_queue_under_its_id_when_the_call_returns(queue: Path) -> None:
-    began = datetime.now(UTC) - timedelta(seconds=1)
-    job = enqueue("a", ["content/a.md", "content/b"], queue=queue)
-    assert job.path == queue / f"{job.id}.json"
-    assert list(queue.iterdir()) == [job.path]
-    found = json.loads(job.path.read_bytes())
-    created = datetime.fromisoformat(found.pop("createdAt"))
-    assert began <= created <= datetime.now(UTC)
-    assert found == {
-        "id": job.id,
-        "type": "git-sync",
-        "slug": "a",
-        "paths": ["content/a.md", "content/b"],
-    }
-    assert UUID(job.id)
 
 
 @pytest.mark.parametrize(

@@ -294,8 +294,3 @@ def test_a_code_is_an_environment_failure_unless_it_is_listed_otherwise(code: Fa
     named = [each for each, codes in CODES.items() if code.value in codes.split()]
     assert [code.failure_class] == (named or [FailureClass.ENVIRONMENT])
     assert is_environment(code.value) == (not named)
-
-
-def test_an_unknown_code_is_no_environment_failure() -> None:
-    assert not is_environment(None)
-    assert not is_environment("of a later version")

@@ -30,7 +30,6 @@ from briter_worker.queues.postgres.payloads import (
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 from briter_worker.queues.postgres.rows import (
     PENDING,
-    SiteMissingError,
     locked,
     select_saves,
 )
@@ -240,18 +239,6 @@ def test_a_removed_site_is_lost_to_its_worker(database: Database) -> None:
         connection.execute("UPDATE sites SET removed = true")
     with pytest.raises(LockLostError, match="there is no site"):
         queue.claim(NOW)
-
-
-def test_a_removed_site_takes_no_jobs_and_no_commands(database: Database) -> None:
-    add_site(database)
-    save(database, "a")
-    with database.connection() as connection:
-        connection.execute("UPDATE sites SET removed = true")
-    before = everything(database)
-    for act in (lambda: control_queue(database).cancel("a", NOW), lambda: save(database, "b")):
-        with pytest.raises(SiteMissingError, match="there is no site 'site'"):
-            act()
-    assert everything(database) == before
 
 
 def test_taking_a_site_waits_for_the_running_transaction_of_its_worker(database: Database) -> None:
