@@ -14,7 +14,7 @@ from sites import Site, eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 LONG = "a-slug-without-an-end-" + "x" * 150
@@ -73,19 +73,6 @@ def places(running: Running) -> tuple[str, ...]:
     return (*PAGES, *posts, "/published?show=failed", "/nothing-here")
 
 
-def tab_through(page: Page) -> list[dict[str, Any]]:
-    """What the keyboard reaches from the top of the page to its end."""
-    reached: list[dict[str, Any]] = []
-    page.evaluate("document.activeElement.blur()")
-    for _ in range(400):
-        page.keyboard.press("Tab")
-        here = page.evaluate(HERE)
-        if here is None or (reached and here["name"] == reached[0]["name"]):
-            break
-        reached.append(here)
-    return reached
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_wrong_on_any_page(browser: Browser, running: Running, scheme: str) -> None:
     # The dark pages differ from the light ones in their colours alone.
@@ -123,8 +110,14 @@ def test_the_keyboard_reaches_everything_in_order_and_shows_where_it_is(visitor:
         box.evaluate("each => { each.open = true }")
     wanted = page.evaluate(f"() => ({CHANCES})().map({NAME})")
 
-    reached = tab_through(page)
-
+    reached: list[dict[str, Any]] = []
+    page.evaluate("document.activeElement.blur()")
+    for _ in range(400):
+        page.keyboard.press("Tab")
+        here = page.evaluate(HERE)
+        if here is None or (reached and here["name"] == reached[0]["name"]):
+            break
+        reached.append(here)
     assert [each["name"] for each in reached] == wanted
     assert [each["name"] for each in reached if not each["ring"]] == []
     assert [each["name"] for each in reached if not each["seen"]] == []

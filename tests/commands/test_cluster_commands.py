@@ -347,10 +347,8 @@ def test_what_the_cms_has_changed_since_is_not_written_over(moving: Site, other:
 
 
 def test_a_job_whose_files_cannot_be_sent_stays_and_is_named(moving: Site) -> None:
-    moving.write_post("content/posts/a.md", "a")
-    moving.write_post("content/posts/film.md", "x" * 2000)
-    moving.save("a", ["content/posts/a.md"])
-    moving.save("film", ["content/posts/film.md"])
+    moving.save_post("a", "a")
+    moving.save_post("film", "x" * 2000)
     result = moving.command("import", "--json", BRITER_WORKER_MAX_FILE_BYTES="1000")
     assert result.returncode == 1
     moved = json.loads(result.stdout)
@@ -361,8 +359,7 @@ def test_a_job_whose_files_cannot_be_sent_stays_and_is_named(moving: Site) -> No
 
 def test_a_move_that_ended_in_the_middle_goes_on(moving: Site, database: Database) -> None:
     """Killed between the database's commit and the removal of the file: the job is in both places."""
-    moving.write_post("content/posts/a.md", "a")
-    file = moving.save("a", ["content/posts/a.md"], scheduledFor=LATE)
+    file = moving.save_post("a", "a", scheduledFor=LATE)
     text = file.read_text()
     moving.command("import", "--json").json()
     file.write_text(text)

@@ -202,10 +202,8 @@ def test_what_a_sparse_checkout_leaves_out_is_not_deleted(site: Site) -> None:
 
 
 def test_a_file_too_large_is_refused_alone(site: Site) -> None:
-    site.write_post("content/posts/big.bin", "x" * 2000)
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("big", ["content/posts/big.bin"])
-    site.save("a", ["content/posts/a.md"])
+    site.save_post("big", "x" * 2000)
+    site.save_post("a", "A\n")
     result = site.run_once(BRITER_WORKER_MAX_FILE_BYTES="1000")
     assert [event["slug"] for event in result.of("dead-lettered")] == ["big"]
     assert site.job("big")["failure"] == "too-large"
@@ -274,9 +272,7 @@ def test_a_kirby_5_page_is_published_without_its_unpublished_edits(site: Site) -
 def test_an_excluded_file_that_git_has_stays_on_the_branch_as_it_is(site: Site, declared: str) -> None:
     for name in ("_changes/note.txt", "_changes/other.txt", ".lock", "note.txt"):
         site.write_post(f"{PAGE}/{name}", "old\n")
-    site.git("add", "--all", "--force")
-    site.git("commit", "--quiet", "--message=All of it")
-    site.git("push", "--quiet")
+    site.commit_all("All of it")
     before = site.git("rev-parse", f"main:{PAGE}/_changes", cwd=site.remote)
     (site.worktree / PAGE / ".lock").unlink()
     site.write_post(f"{PAGE}/_changes/note.txt", "new\n")

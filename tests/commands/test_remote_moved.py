@@ -82,10 +82,8 @@ def test_a_file_of_two_jobs_is_merged_once_where_its_lines_are_alike(site: Site)
 
 def test_a_conflict_concerns_its_own_post_alone_and_keeps_both_versions(site: Site) -> None:
     site.push_elsewhere({"content/posts/welcome.md": "# Theirs\n"})
-    site.write_post("content/posts/welcome.md", "# Ours\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("welcome", ["content/posts/welcome.md"])
-    site.save("a", ["content/posts/a.md"])
+    site.save_post("welcome", "# Ours\n")
+    site.save_post("a", "A\n")
     result = site.run_once()
     assert [event["slug"] for event in result.of("dead-lettered")] == ["welcome"]
     assert [event["slug"] for event in result.of("published")] == ["a"]
@@ -131,9 +129,8 @@ def test_a_deletion_and_an_edit_of_one_post_are_a_conflict(site: Site, deletes: 
 
 def test_the_same_content_conflicts_again_and_a_new_save_resolves_it(site: Site) -> None:
     site.push_elsewhere({"content/posts/welcome.md": "# Theirs\n"})
-    site.write_post("content/posts/welcome.md", "# Ours\n")
     save(site, "a")
-    site.save("welcome", ["content/posts/welcome.md"])
+    site.save_post("welcome", "# Ours\n")
     site.run_once()
     site.save("welcome", ["content/posts/welcome.md"])
     assert site.run_once().of("dead-lettered")
@@ -196,9 +193,8 @@ def test_what_the_remote_has_in_a_posts_place_stays_also_when_the_post_is_publis
     site.write_post(f"content/posts/{ours}", "ours\n")
     for text in ("ours\n", "ours\n", "ours, edited\n"):
         site.write_post(f"content/posts/{ours}", text)
-        site.write_post("content/posts/a.md", text)
         site.save("note", ["content/posts/note"])
-        site.save("a", ["content/posts/a.md"])
+        site.save_post("a", text)
         result = site.run_once()
         assert "note" not in [entry["slug"] for entry in result.of("published")]
         assert site.job("note")["failure"] == "conflict"

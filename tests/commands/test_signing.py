@@ -118,10 +118,8 @@ def test_every_commit_verifies_whatever_way_it_took(site: Site, keys: Keys, kind
     assert len(site.run_once().of("published")) == 3  # a batch
     site.push_elsewhere({"content/posts/long.md": LINES.replace("line 1\n", "line one\n")})
     site.push_elsewhere({"content/posts/welcome.md": "theirs\n"})
-    site.write_post("content/posts/long.md", LINES.replace("line 18\n", "line eighteen\n"))
-    site.write_post("content/posts/welcome.md", "ours\n")
-    site.save("long", ["content/posts/long.md"])
-    site.save("welcome", ["content/posts/welcome.md"])
+    site.save_post("long", LINES.replace("line 18\n", "line eighteen\n"))
+    site.save_post("welcome", "ours\n")
     result = site.run_once()  # the remote moved: one post is merged, one kept on a branch of its own
     assert [event["slug"] for event in result.of("published")] == ["long"], result.stdout
     assert "conflict/welcome" in site.job("welcome")["lastError"]

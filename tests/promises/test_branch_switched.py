@@ -317,9 +317,7 @@ def test_a_worker_killed_at_any_step_leaves_nothing_older_than_the_branch(
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_an_edit_of_a_file_that_a_killed_worker_has_written_conflicts_with_nobody(site: Site) -> None:
     worker, theirs = MirrorWorker(site.root), site.write_post("content/theirs.md", "0\n")
-    site.git("add", "content")
-    site.git("commit", "-qm", "Theirs")
-    site.git("push", "-q", "origin", "main")
+    site.commit_all("Theirs")
     edits = 0
     for step in count(1):
         pushed = worker.push({"content/theirs.md": text(step)})

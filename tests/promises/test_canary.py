@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -176,11 +176,13 @@ def assert_unsaid(where: bytes, secret: str, name: str) -> None:
 def test_no_secret_of_an_address_is_shown_anywhere(watched: Watched) -> None:
     site = watched.site
     log = site.root / "log"
-    with background(watched, log):
+    with site.running_to(log, **watched.env) as worker:
         for shape in SHAPES:
             watched.configure(shape)
             save(site, shape.name)
             eventually(partial(dead, log, shape.name))
+        worker.terminate()
+        worker.wait(60)
     watched.said.append(log.read_text())
     for name, form in (("hook", ["--json"]), ("slash", []), ("instead", [])):
         watched.configure(next(shape for shape in SHAPES if shape.name == name))
@@ -203,15 +205,6 @@ def test_no_secret_of_an_address_is_shown_anywhere(watched: Watched) -> None:
     # What is no secret is still said.
     assert "not found" in jobs["hook"]["lastError"]
     assert HOST in jobs["hook"]["lastError"]
-
-
-@contextmanager
-def background(watched: Watched, log: Path) -> Iterator[None]:
-    """One worker for all of them."""
-    with watched.site.running_to(log, **watched.env) as worker:
-        yield
-        worker.terminate()
-        worker.wait(60)
 
 
 def dead(log: Path, slug: str) -> bool:

@@ -103,11 +103,9 @@ def test_no_hook_or_program_of_the_work_tree_is_run(site: Site, where: str) -> N
         {"content/posts/both.md": "1, theirs\n2\n3\n4\n5\n", "content/posts/welcome.md": "theirs\n"}
     )
     mark.unlink(missing_ok=True)
-    site.write_post("content/posts/both.md", "1\n2\n3\n4\n5, ours\n")
-    site.write_post("content/posts/welcome.md", "ours\n")
+    site.save_post("both", "1\n2\n3\n4\n5, ours\n")
+    site.save_post("welcome", "ours\n")
     save(site)
-    site.save("both", ["content/posts/both.md"])
-    site.save("welcome", ["content/posts/welcome.md"])
     site.save("folder", ["content/posts"])
     result = site.run_once()
     assert {e["slug"] for e in result.of("published")} >= {"a", "both"}, result.stdout

@@ -136,6 +136,14 @@ def lose(http: HttpRemote, answer: Callable[[Exchange], None] = Exchange.hang_up
     http.on_push = behave
 
 
+def delay(site: Site, http: HttpRemote) -> Late:
+    """A push that fails here, and lands there when told."""
+    late = http.on_push = Late()
+    save(site, "a")
+    assert_put_off(site, site.run_once(), FailureCode.NETWORK)
+    return late
+
+
 def assert_in_flight(site: Site, result: Result) -> None:
     """Nothing is decided about the job until the remote has said what became of its push."""
     assert result.returncode == 1
@@ -189,9 +197,7 @@ def test_an_edit_after_a_lost_answer_is_an_edit_of_what_landed(site: Site, http:
 def test_a_lost_push_that_lands_late_is_not_done_twice_though_its_file_changes(
     site: Site, http: HttpRemote
 ) -> None:
-    late = http.on_push = Late()
-    save(site, "a")
-    assert_put_off(site, site.run_once(), FailureCode.NETWORK)
+    late = delay(site, http)
     http.heal()
     late.land()
     commit = site.remote_log()[0][0]
@@ -205,9 +211,7 @@ def test_a_lost_push_that_lands_late_is_not_done_twice_though_its_file_changes(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_lost_push_that_lands_late_is_not_done_twice(site: Site, http: HttpRemote, when: str) -> None:
-    late = http.on_push = Late()
-    save(site, "a")
-    assert_put_off(site, site.run_once(), FailureCode.NETWORK)
+    late = delay(site, http)
     assert len(site.remote_log()) == 1
     http.heal()
     if when == "before":
@@ -223,9 +227,7 @@ def test_a_lost_push_that_lands_late_is_not_done_twice(site: Site, http: HttpRem
 def test_an_edit_of_a_push_that_landed_late_is_no_conflict_though_its_own_push_fails_first(
     site: Site, http: HttpRemote
 ) -> None:
-    late = http.on_push = Late()
-    save(site, "a")
-    assert_put_off(site, site.run_once(), FailureCode.NETWORK)
+    late = delay(site, http)
     late.land()
     site.save_post("a", "a, edited\n", message="Edit a")
     http.on_push = cuts_before

@@ -127,16 +127,6 @@ def test_an_old_lock_stays_while_any_git_lives_in_the_repository(site: Site, nam
 # Half-done operations: `test_hostile_surroundings` has the others
 
 
-def conflicting(site: Site) -> None:
-    site.git("switch", "-q", "-c", "other")
-    site.write_post("content/posts/welcome.md", "# Other\n")
-    site.git("commit", "-qam", "Other")
-    site.git("switch", "-q", "main")
-    site.write_post("content/posts/welcome.md", "# Mine\n")
-    site.git("commit", "-qam", "Mine")
-    site.git("push", "-q", "origin", "main")
-
-
 @pytest.mark.parametrize(
     ("begin", "failure", "end"),
     [
@@ -155,7 +145,12 @@ def conflicting(site: Site) -> None:
 def test_what_a_person_is_in_the_middle_of_is_left_alone(
     site: Site, begin: str, failure: FailureCode, end: str
 ) -> None:
-    conflicting(site)
+    site.git("switch", "-q", "-c", "other")
+    site.write_post("content/posts/welcome.md", "# Other\n")
+    site.git("commit", "-qam", "Other")
+    site.git("switch", "-q", "main")
+    site.write_post("content/posts/welcome.md", "# Mine\n")
+    site.commit_all("Mine")
     subprocess.run(
         ["git", *PERSON, *begin.split()], cwd=site.worktree, capture_output=True, check=False,
         env={**os.environ, "GIT_EDITOR": "true"},
@@ -344,9 +339,7 @@ def test_a_sha256_repository_is_published_like_any_other(tmp_path: Path) -> None
         site.git("init", "-q", "--object-format=sha256", "-b", "main", *folder, cwd=tmp_path)
     site.git("remote", "add", "origin", str(site.remote))
     site.write_post("content/posts/welcome.md", "# Welcome\n")
-    site.git("add", "--all")
-    site.git("commit", "-qm", "Start the site")
-    site.git("push", "-q", "-u", "origin", "main")
+    site.commit_all("Start the site")
     save(site)
     assert site.run_once(BRITER_WORKER_DRY_RUN="true").of("published")
     assert len(site.remote_log()) == 1

@@ -9,7 +9,6 @@ import shutil
 import signal
 import stat
 import subprocess
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,13 +72,6 @@ def record(path: Path, pid: int, *, touched: float = NOW, **facts: object) -> No
     write(path, f"{pid}\n{json.dumps(identity | facts)}\n".encode(), touched)
 
 
-@contextmanager
-def kernel_locked(path: Path) -> Iterator[None]:
-    with path.open("rb+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-
-
 def is_held(path: Path, **at: float) -> bool:
     holder = read_holder(path, **at)
     return holder is not None and holder.alive
@@ -139,7 +131,8 @@ def test_a_held_kernel_lock_is_never_broken_whatever_the_file_says(
     path: Path, lock: SiteLock, content: bytes
 ) -> None:
     write(path, content, touched=NOW - 1000 * TTL)
-    with kernel_locked(path):
+    with path.open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         assert_respected(path, lock)
 
 
