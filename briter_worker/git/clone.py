@@ -120,9 +120,9 @@ def _is_usable(repository: Repository, place: Path, mark: str) -> bool:
     """Return True if the clone was finished, is of this address, and has not grown too large."""
     try:
         packs = sum(path.suffix == ".pack" for path in (place / "objects" / "pack").iterdir())
-        if (place / _MARK).read_text() != mark or packs > _MAX_PACKS:
+        if (place / _MARK).read_text() != mark or not (place / "config").is_file() or packs > _MAX_PACKS:
             return False
-        return repository.ref(repository.pushed_ref) is not None
+        return bool(repository.git.settings) and repository.ref(repository.pushed_ref) is not None
     except (OSError, ValueError, PublishError):
         return False
 

@@ -62,14 +62,14 @@ class Command:
         with selectors.DefaultSelector() as selector:
             selector.register(self.answers, selectors.EVENT_READ, out)
             selector.register(cast("IO[bytes]", self.process.stderr), selectors.EVENT_READ, errors)
+            has_exited = False
             while selector.get_map():
-                # Before the look: what a process wrote just before its exit is in the pipe then.
-                has_exited = self.has_exited()
-                ready = selector.select(_OPEN_PIPE_S)
+                ready = selector.select(0 if has_exited else _OPEN_PIPE_S)
                 if not ready:
                     if has_exited:
                         break
                     watch(b"")
+                    has_exited = self.has_exited()  # what it wrote just before is in the pipe now
                 for key, _ in ready:
                     part = os.read(key.fd, _PIECE)
                     key.data.extend(part)

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -187,9 +188,14 @@ def without(fds: Sequence[int], command: str) -> str:
 
     A POSIX shell cannot close a descriptor of two digits: without bash, such a one stays open.
     """
-    bash = shutil.which("bash", path=_SYSTEM_PATH)
+    bash = _find_bash()
     script = "".join(f"exec {fd}>&-; " for fd in fds if bash or fd <= _MAX_SHELL_FD) + command
     if bash is None or max(fds, default=0) <= _MAX_SHELL_FD:
         return script
     arguments = ' "$@"'
     return f"exec {bash} -c {shlex.quote(script + arguments)} bash"
+
+
+@cache
+def _find_bash() -> str | None:
+    return shutil.which("bash", path=_SYSTEM_PATH)

@@ -19,7 +19,7 @@ import threading
 import time
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -78,10 +78,10 @@ class Git(Surroundings):
         if self._repo is None:
             try:
                 if self.worktree is None and is_git_dir(str(self._place)):
-                    repo = _open_clone(self._place, (self._place / "config").stat().st_mtime_ns)
+                    repo: git.Repo = _BareRepo(self._place)
                 else:
-                    repo = _open_repo(self._place)
-            except (git.InvalidGitRepositoryError, git.NoSuchPathError, FileNotFoundError) as error:
+                    repo = git.Repo(self._place, search_parent_directories=False, expand_vars=False)
+            except (git.InvalidGitRepositoryError, git.NoSuchPathError) as error:
                 raise self._no_repository() from error
             except (configparser.Error, UnicodeDecodeError) as error:
                 # Without their text, which is the wrong line: a URL may stand there.
@@ -391,14 +391,11 @@ class Git(Surroundings):
             self._active.remove(command)
 
 
-def _open_repo(place: Path) -> git.Repo:
-    return git.Repo(place, search_parent_directories=False, expand_vars=False)
+class _BareRepo(git.Repo):
+    """A repository that is known to be bare: GitPython would read its configuration twice to find out."""
 
-
-@lru_cache(maxsize=4096)
-def _open_clone(place: Path, _configured: int) -> git.Repo:
-    """Open a cluster's clone once: each drain needs it, and GitPython reads its configuration twice."""
-    return _open_repo(place)
+    def __init__(self, place: Path) -> None:
+        self.git_dir = str(place)
 
 
 class _GitPython(GitPythonCommand):
