@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 from briter_worker.cluster.health import Health, host_of
 from briter_worker.cluster.sites import Site, all_sites, open_site_clone, settings_of, wake
 from briter_worker.drain import Counts, Drain
-from briter_worker.errors import PublishError, UsageError
+from briter_worker.errors import PublishError, UsageError, redact
 from briter_worker.events import SiteUpdated, Warned
 from briter_worker.git.clone import fetch_commits
 from briter_worker.git.commits import Person
@@ -160,8 +160,11 @@ class SiteDrains:
     """By what the sites say of their own: most say the same."""
 
     def __post_init__(self) -> None:
-        """Load what the first drain would wait for: the library of the patterns, and the patterns."""
+        """Load what the first drain would wait for: plugins, and the patterns of paths and of secrets."""
         self.settings.allowlist().exclusion("content")
+        redact("")
+        with suppress(PublishError):  # each drain reports it
+            self.plugins.call("allowed_paths")
 
     def take(
         self,
@@ -201,9 +204,7 @@ class SiteDrains:
                 longest_delay=open_backoff(settings).longest,
                 dry_run=settings.worker_dry_run,
                 clock=clock,
-                has_superseded=row["has_superseded"],
-                has_failed=row["has_failed"],
-                has_scheduled=row["has_scheduled"],
+                has=row["has"],
             )
             if not row["is_unfinished"]:
                 taken.found = ClaimResult() if stopping() else queue.claim(clock())

@@ -48,14 +48,16 @@ RETURNING sites.*, found.worker AS left_by,
     (SELECT failure FROM conditions WHERE site = sites.name) AS condition,
     EXISTS (SELECT FROM plans WHERE site = sites.name)
     OR EXISTS (SELECT FROM publications WHERE site = sites.name AND state = 'claimed') AS is_unfinished,
-    EXISTS (SELECT FROM superseded WHERE site = sites.name) AS has_superseded,
-    EXISTS (
-        SELECT FROM publications WHERE site = sites.name AND state = 'pending' AND due_at > taken_at
-    ) AS has_scheduled,
-    EXISTS (SELECT FROM publications WHERE site = sites.name AND state = 'failed')
-    OR EXISTS (
-        SELECT FROM publications WHERE site = sites.name AND state = 'pending' AND next_attempt_at > 0
-    ) AS has_failed
+    jsonb_build_object(
+        'superseded', EXISTS (SELECT FROM superseded WHERE site = sites.name),
+        'scheduled', EXISTS (
+            SELECT FROM publications WHERE site = sites.name AND state = 'pending' AND due_at > taken_at
+        ),
+        'failed', EXISTS (SELECT FROM publications WHERE site = sites.name AND state = 'failed')
+        OR EXISTS (
+            SELECT FROM publications WHERE site = sites.name AND state = 'pending' AND next_attempt_at > 0
+        )
+    ) AS has
 """
 _TAKE_DUE, _TAKE_NAMED = (_TAKE.format(found=found).encode() for found in (_FIND_DUE, _FIND_NAMED))
 # Sites that have something to do beside due jobs: pulls, leases of the dead, plans and jobs in flight that
@@ -111,8 +113,8 @@ class Leases:
         """Lease the site whose job has been due for longest, or the named one. Return its row, or None.
 
         The row has in `left_by` the node that had the site and died, in `condition` the failure that keeps
-        the site's posts, and in `is_unfinished` whether a drain has left a plan or jobs in flight;
-        `has_superseded`, `has_failed` and `has_scheduled` say whether the queue has such rows.
+        the site's posts, in `is_unfinished` whether a drain has left a plan or jobs in flight, and in `has`
+        whether the queue has superseded, failed and scheduled rows.
         `is_steady`: dead nodes can be told from living ones.
         """
         values = self._values | {"is_steady": is_steady, "besides": list(besides), "lanes": list(lanes)}

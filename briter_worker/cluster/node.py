@@ -78,8 +78,9 @@ def run_node(
     With `once`, until nothing is due; then DatabaseError is raised when Postgres cannot be used.
     """
     logging.getLogger("psycopg").propagate = False  # a plugin's handlers would show it unredacted
-    # One more for the node's own loop; a further one listens.
-    with Database(settings.database_url, connections=workers + 1) as database:
+    # One more for the node's own loop; a further one listens. To plan a statement costs more than to run it.
+    plans = "force_generic_plan"
+    with Database(settings.database_url, connections=workers + 1, plan_cache_mode=plans) as database:
         if once:
             database.check()
         node = Node(settings, database, log, metrics, slots=workers)

@@ -138,6 +138,7 @@ def test_many_slugs_are_looked_up_by_a_plan_for_them(database: Database) -> None
 
 
 TABLES = ("publications", "files", "blobs", "plans", "published", "base_versions", "superseded")
+HAS_NOTHING = {"superseded": False, "failed": False, "scheduled": False}
 DOWN = Failure(FailureCode.NETWORK, "down", "start it")
 PLAN = Plan("id", None, "2" * 40, {"1": "2" * 40}, {"a.md": "3" * 40, "gone.md": None, "\udcff": "4" * 40})
 
@@ -198,7 +199,7 @@ def test_a_worker_that_lost_a_site_without_dead_letters_acknowledges_nothing(dat
     add_site(database)
     save(database, "in flight")
     sleeper = PostgresQueue(
-        database, "site", token=take(database), longest_delay=LONGEST_DELAY, dry_run=False, has_failed=False
+        database, "site", token=take(database), longest_delay=9.0, dry_run=False, has=HAS_NOTHING
     )
     claims = sleeper.claim(NOW).claims
     take(database)
@@ -211,7 +212,7 @@ def test_a_worker_that_lost_a_site_without_dead_letters_acknowledges_nothing(dat
 def test_what_is_scheduled_after_the_lease_is_seen_by_the_second_look(database: Database) -> None:
     add_site(database)
     queue = PostgresQueue(
-        database, "site", token=take(database), longest_delay=9.0, dry_run=False, has_scheduled=False
+        database, "site", token=take(database), longest_delay=9.0, dry_run=False, has=HAS_NOTHING
     )
     scheduled = {"slug": "a", "paths": ["a.md"], "scheduledFor": format_time(NOW + 9)}
     store(database, scheduled)

@@ -23,7 +23,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 from briter_worker.errors import UnavailableError, conceal, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Self
 
     from psycopg.rows import TupleRow
@@ -118,8 +118,10 @@ class Database:
         *,
         connections: int = 4,
         patience: float = _CONNECT_TIMEOUT_S,
+        **session: str,
     ) -> None:
-        self.conninfo = _conninfo(url)
+        """`session`: more of Postgres's settings, for each connection."""
+        self.conninfo = _conninfo(url, _SESSION | session)
         """For a connection beside the pool: the same schema and time limits."""
         self._connections = max(1, connections)
         self.patience = patience
@@ -342,7 +344,7 @@ def _check_encoding(connection: Connection) -> None:
         )
 
 
-def _conninfo(url: str) -> str:
+def _conninfo(url: str, session: Mapping[str, str]) -> str:
     try:
         parts = conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:
@@ -353,8 +355,8 @@ def _conninfo(url: str) -> str:
             "as @ and / in the password",
         ) from None
     conceal([str(parts.get("password") or "")])
-    session = " ".join(f"-c {key}={value}" for key, value in _SESSION.items())
-    parts["options"] = f"{session} {parts.get('options') or ''}".strip()
+    options = " ".join(f"-c {key}={value}" for key, value in session.items())
+    parts["options"] = f"{options} {parts.get('options') or ''}".strip()
     parts["client_encoding"] = "UTF8"  # whatever PGCLIENTENCODING or the URL says
     return conninfo.make_conninfo("", **(_CLIENT | parts))
 

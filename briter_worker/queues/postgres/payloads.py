@@ -15,7 +15,6 @@ from briter_worker.job import NO_QUIET_TIME, MalformedJobError, format_time
 from briter_worker.ports import BaseVersion, Conflict, Payload, PublishedVersion, SubmittedFile, blob_id
 from briter_worker.queues.postgres.rows import (
     FOLDER,
-    IDS,
     PENDING,
     Row,
     SiteMissingError,
@@ -59,7 +58,7 @@ SELECT blob FROM blobs b WHERE {_IS_UNUSED} ORDER BY blob LIMIT %s FOR UPDATE SK
 """  # noqa: S608 - constants only, here and below
 _DELETE_BLOBS = f"DELETE FROM blobs b WHERE blob = ANY(%s) AND {_IS_UNUSED}"  # noqa: S608
 # With everything that a publication of these files asks next; the contents, if there are few.
-_READ_PAYLOADS = f"""
+_READ_PAYLOADS = """
 SELECT f.publication, f.path, f.mode, f.blob, f.saved_at, f.base, f.has_base,
     p.saved_at, coalesce(p.outdated_by, ''), v.path IS NOT NULL, v.base, v.conflict,
     CASE WHEN sum(octet_length(b.content)) OVER () <= %(small)s THEN b.content END
@@ -67,8 +66,8 @@ FROM files f
 LEFT JOIN blobs b ON b.blob = f.blob
 LEFT JOIN published p ON p.site = %(site)s AND p.path = f.path
 LEFT JOIN base_versions v ON v.site = %(site)s AND v.path = f.path
-WHERE f.publication = {IDS} ORDER BY f.publication, f.path
-"""  # noqa: S608 - a constant
+WHERE f.publication = ANY(%(ids)s) ORDER BY f.publication, f.path
+"""
 # What is remembered reaches the disk with the acknowledgement that follows it.
 _REMEMBER = """
 WITH own AS (

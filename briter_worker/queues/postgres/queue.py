@@ -15,7 +15,6 @@ from briter_worker.queues.postgres.control import PostgresControl, as_new
 from briter_worker.queues.postgres.rows import (
     COLUMNS,
     FAILED,
-    IDS,
     PENDING,
     Row,
     delete,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
 _ENVIRONMENT = [code.value for code in FailureCode if code.failure_class is FailureClass.ENVIRONMENT]
 _NO_TOKEN = -1
+_UNKNOWN = {"superseded": True, "failed": True, "scheduled": True}
 _DELAYED_BY_ENVIRONMENT = """
 site = %(site)s AND failure = ANY(%(codes)s)
 AND (state = 'failed' OR state = 'pending' AND next_attempt_at > 0 AND next_attempt_at > %(now)s)
@@ -66,18 +66,18 @@ SELECT c.id, c.cancelled FROM publications c WHERE c.id = ANY(%s) AND c.state = 
     )
 )
 """
-_ACKNOWLEDGE = f"""
+_ACKNOWLEDGE = """
 WITH own AS (
     SELECT name FROM sites WHERE name = %(site)s AND token = %(token)s AND NOT removed FOR NO KEY UPDATE
 ), recorded AS (
     INSERT INTO published AS p (site, path, saved_at)
     SELECT own.name, path, max(saved_at) FROM own, files
-    WHERE publication = {IDS} AND mode <> '040000' GROUP BY own.name, path
+    WHERE publication = ANY(%(ids)s) AND mode <> '040000' GROUP BY own.name, path
     ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at),
         outdated_by = CASE WHEN excluded.saved_at < p.saved_at THEN p.outdated_by END
 )
-DELETE FROM publications USING own WHERE id = {IDS}
-"""  # noqa: S608 - a constant
+DELETE FROM publications USING own WHERE id = ANY(%(ids)s)
+"""
 _RECORD_PLAN = """
 INSERT INTO plans (id, plan, site)
 SELECT %s, %s, name FROM sites WHERE name = %s AND token = %s AND NOT removed FOR NO KEY UPDATE
@@ -101,11 +101,9 @@ class PostgresQueue(PostgresControl):
         dry_run: bool,
         limit: int = 500,
         clock: Callable[[], float] = time.time,
-        has_superseded: bool = True,
-        has_failed: bool = True,
-        has_scheduled: bool = True,
+        has: Mapping[str, bool] = _UNKNOWN,
     ) -> None:
-        """`has_…`: False where the site had no such rows just now."""
+        """`has`: whether the site had rows just now that are superseded, failed, scheduled."""
         super().__init__(database, site)
         self._token = token
         self._longest_delay = longest_delay
@@ -113,9 +111,7 @@ class PostgresQueue(PostgresControl):
         self._limit = limit
         """Maximum number of jobs that one drain claims at once."""
         self._clock = clock
-        self._has_superseded = has_superseded
-        self._has_failed = has_failed
-        self._has_scheduled = has_scheduled
+        self._has = dict(has)
 
     def claim(self, now: float) -> ClaimResult:
         """Claim the due jobs, at most `limit`, and count the attempt."""
@@ -132,7 +128,7 @@ class PostgresQueue(PostgresControl):
             rows = [Row.from_record(record) for record in connection.execute(_CLAIM, values)]
             if not rows:
                 lock_site(connection, self._site, self._token)
-            if self._has_superseded:
+            if self._has["superseded"]:
                 superseded = connection.execute(
                     "DELETE FROM superseded WHERE site = %s RETURNING id, job_id, slug, by_job", (self._site,)
                 ).fetchall()
@@ -166,13 +162,13 @@ class PostgresQueue(PostgresControl):
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
         """Remove published jobs, and older dead letters of their slugs as far as they are published now."""
         now, values = self._clock(), {"site": self._site, "token": self._token, "ids": _ids(claims)}
-        is_plain = not self._has_failed and not any(rejected.values())
+        is_plain = not self._has["failed"] and not any(rejected.values())
         with self._database.connection() if is_plain else self._locked() as connection:
             for claim in claims:
                 left_out = {path.rstrip("/") for path in rejected.get(claim.key, ())}
                 if left_out:
                     delete_files(connection, int(claim.key), partial(is_covered, declared=left_out))
-            slugs = [claim.job.slug for claim in claims] if self._has_failed else []
+            slugs = [claim.job.slug for claim in claims] if self._has["failed"] else []
             for letter in select_saves(connection, self._site, FAILED, slugs) if slugs else ():
                 published = {
                     path.rstrip("/")
@@ -213,7 +209,7 @@ class PostgresQueue(PostgresControl):
         return not self._settle([claim], self._clock(), counts=True, status=Status.FAILED, failure=failure)
 
     def _settle(self, claims: Sequence[Claim], now: float, *, counts: bool, **state: Any) -> list[Claim]:  # noqa: ANN401 - as `with_state`
-        self._has_failed = True
+        self._has["failed"] = True
 
         def change(row: Row, claim: Claim) -> Document:
             return with_state(row.document, now, attempts=claim.attempt - (not counts), **state)
@@ -238,7 +234,7 @@ class PostgresQueue(PostgresControl):
 
     def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
         """Make dead letters of environment failures pending again, and their retries due at once."""
-        if not self._has_failed:
+        if not self._has["failed"]:
             return ()
         values = {"site": self._site, "now": now, "codes": _ENVIRONMENT}
         with self._database.connection() as connection:  # as a rule there is nothing to change
@@ -257,8 +253,8 @@ class PostgresQueue(PostgresControl):
 
     def scheduled_paths(self, now: float) -> Mapping[str, float]:
         """Return the paths that scheduled jobs declare, each with the earliest time it is scheduled for."""
-        if not self._has_scheduled:
-            self._has_scheduled = True  # perhaps at the next look
+        if not self._has["scheduled"]:
+            self._has["scheduled"] = True  # perhaps at the next look
             return {}
         with self._database.connection() as connection:
             found = connection.execute(

@@ -39,8 +39,6 @@ _MAX_NAME_BYTES = 1_000  # an index entry has at most 2,700 bytes
 _MAX_BIGINT = 2**53
 _FEW_SLUGS = 20
 COLUMNS = "id, document, job_id, created_at, state, attempt, alone, cancelled"
-IDS = "ANY((SELECT %(ids)s::bigint[])::bigint[])"
-"""Numbers of rows, in a subquery: Postgres then plans the statement once, and not for each array anew."""
 _MOVE_FILES = """
 INSERT INTO files AS f (publication, path, mode, blob, base, has_base, saved_at)
 SELECT DISTINCT ON (m.newer, o.path) m.newer, o.path, o.mode, o.blob, o.base, o.has_base, o.saved_at
