@@ -56,7 +56,7 @@ def save(
 ) -> None:
     """A CMS sends a post with all that it publishes, whatever the paths are."""
     contents = {path: None if text is None else text.encode() for path, text in files.items()}
-    source = PayloadSource.of(contents, folders=folders)
+    source = PayloadSource.of(contents)
     submitted = tuple(
         file._replace(base=(bases or {}).get(file.path), has_base=file.path in (bases or {}))
         for file in source.payload.files

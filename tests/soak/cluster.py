@@ -26,7 +26,6 @@ from briter_worker.client import compose
 from briter_worker.cluster import sites
 from briter_worker.cluster.submit import send
 from briter_worker.errors import UnavailableError
-from briter_worker.job import parse_time
 from briter_worker.queues.postgres.database import Database
 from briter_worker.queues.postgres.payloads import PayloadSource, collect_blobs, submit
 from briter_worker.settings import load_settings
@@ -162,7 +161,7 @@ class ClusterCms:
 
     def _send_without_waking(self, document: dict[str, Any], files: Mapping[str, bytes | None]) -> None:
         """Die, as it were, between the commit and the waking of a node: the sweep has to find the job."""
-        source = PayloadSource.of(files, saved_at=parse_time(document["createdAt"]))
+        source = PayloadSource.of(files)
         with open_database(self.settings).transaction() as connection:
             submit(connection, self.name, document, source, now=time.time())
 

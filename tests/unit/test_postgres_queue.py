@@ -148,7 +148,7 @@ def take(database: Database) -> int:
 
 
 def save(database: Database, slug: str) -> None:
-    files = PayloadSource.of({f"{slug}.md": slug.encode()}, saved_at=NOW)
+    files = PayloadSource.of({f"{slug}.md": slug.encode()})
     store(database, {"slug": slug, "paths": [f"{slug}.md"]}, files)
 
 
@@ -338,7 +338,9 @@ class Bench:
     ) -> None:
         paths = [path for path in files if path != NOT_UTF8]  # a job file cannot declare it
         document = {"slug": slug, "paths": paths, "createdAt": format_time(created), **keys}
-        store(self.database, document, PayloadSource.of(files, folders=folders), now=created)
+        source = PayloadSource.of(files)
+        source = source._replace(payload=source.payload._replace(folders=folders))
+        store(self.database, document, source, now=created)
 
     def claim(self, now: float = NOW) -> Claim:
         (claim,) = self.queue.claim(now).claims
@@ -441,7 +443,7 @@ def test_a_file_saved_after_its_folder_joins_the_folder(bench: Bench) -> None:
 
 def test_a_newer_save_without_a_base_version_keeps_the_older_ones(bench: Bench) -> None:
     for created, content, bases in ((NOW - 2, b"1", ("1", "1")), (NOW - 1, b"2", (None, "2"))):
-        values = PayloadSource.of({"a": content, "b": content}, saved_at=created)
+        values = PayloadSource.of({"a": content, "b": content})
         files = tuple(
             file._replace(base=base and base * 40, has_base=base is not None)
             for file, base in zip(values.payload.files, bases, strict=True)

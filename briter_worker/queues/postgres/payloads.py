@@ -104,18 +104,12 @@ class PayloadSource(NamedTuple):
     content: Callable[[str], bytes]
 
     @classmethod
-    def of(
-        cls, files: Mapping[str, bytes | None], *, saved_at: float = 0.0, folders: Sequence[str] = ()
-    ) -> PayloadSource:
+    def of(cls, files: Mapping[str, bytes | None]) -> PayloadSource:
         """Return the source of files with these contents; None: the file was deleted."""
-        contents = {blob_id(content): content for content in files.values() if content is not None}
-        submitted = tuple(
-            SubmittedFile(path, "", None, saved_at)
-            if content is None
-            else SubmittedFile(path, "100644", blob_id(content), saved_at)
-            for path, content in files.items()
-        )
-        return cls(Payload(submitted, tuple(folders)), contents.__getitem__)
+        blobs = {path: None if content is None else blob_id(content) for path, content in files.items()}
+        contents = {blob: files[path] or b"" for path, blob in blobs.items() if blob}
+        submitted = (SubmittedFile(path, "100644" if blob else "", blob, 0.0) for path, blob in blobs.items())
+        return cls(Payload(tuple(submitted)), contents.__getitem__)
 
 
 def submit(
