@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import forks
+from postgres import count_rows
 from sites import Result, Site, eventually
 
 from briter_worker.cluster import sites
@@ -83,10 +84,7 @@ class Farm:
 
     def rows(self) -> int:
         """Publications that are in the database still."""
-        with self.database.transaction() as connection:
-            row = connection.execute("SELECT count(*) FROM publications").fetchone()
-        assert row is not None
-        return int(row[0])
+        return count_rows(self.database, "publications")
 
     def once(self, host: str = "one", **extra: str) -> Result:
         """`run --once` on this host, where all goes well."""

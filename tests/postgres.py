@@ -203,9 +203,20 @@ def woken(database: Database) -> Iterator[Callable[[], bool]]:
 
 
 def add_site(database: Database, name: str = "site") -> str:
-    with database.transaction() as connection:
-        connection.execute("INSERT INTO sites (name) VALUES (%s)", (name,))
+    execute(database, "INSERT INTO sites (name) VALUES (%s)", name)
     return name
+
+
+def count_rows(database: Database, table: str) -> int:
+    with database.connection() as connection:
+        row = connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()  # noqa: S608
+    assert row is not None
+    return int(row[0])
+
+
+def execute(database: Database, statement: str, *values: object) -> None:
+    with database.transaction() as connection:
+        connection.execute(statement.encode(), values or None)
 
 
 def _programs() -> Path:

@@ -207,7 +207,6 @@ class Exchange:
     """Set when the server ends."""
     folder: Path = Path()
     """Where git's own server finds repositories."""
-    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def service(self) -> str:
@@ -238,7 +237,6 @@ class Exchange:
             "GIT_PROTOCOL": headers.get("Git-Protocol", ""),
             "REMOTE_USER": "somebody",  # whom git allows to push
             "REMOTE_ADDR": HOST,
-            **self.env,
         }
         done = subprocess.run(
             ["git", "http-backend"], input=self.body, env=env, capture_output=True, check=False
@@ -345,7 +343,6 @@ class HttpRemote:
     on_push: Callable[[Exchange], None] | None = None
     """Instead, for the push itself."""
     asked: list[str] = field(default_factory=list)
-    env: dict[str, str] = field(default_factory=dict)
 
     def url(self, repository: Path, user: str = "") -> str:
         """The address of a repository in the folder, with `user:password@` if given."""
@@ -398,7 +395,7 @@ def http_remote(folder: Path) -> Iterator[HttpRemote]:
     remote = HttpRemote(folder)
 
     def behave(exchange: Exchange) -> None:
-        exchange.folder, exchange.env = folder, remote.env
+        exchange.folder = folder
         remote.asked.append(f"{exchange.handler.command} {exchange.service}")
         (remote.on_push if exchange.is_push and remote.on_push else remote.behaviour)(exchange)
 

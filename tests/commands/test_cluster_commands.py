@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from postgres import count_rows, execute
 from queue_backends import control_queue
 from sites import Site
 
@@ -166,8 +167,7 @@ def test_a_failure_of_the_surroundings_is_the_sites_condition(cluster: Site, dat
         "network",
         "check it",
     )
-    with database.transaction() as connection:
-        connection.execute("INSERT INTO conditions VALUES ('blog', NULL, NULL, '', 1e11)")
+    execute(database, "INSERT INTO conditions VALUES ('blog', NULL, NULL, '', 1e11)")
     assert cluster.command("status", "--site", "blog", "--json").json()["condition"] is None
 
 
@@ -175,10 +175,7 @@ def test_a_site_is_not_removed_with_jobs_unless_that_is_asked_for(cluster: Site,
     cluster.command("enqueue", "hello", POST, "--site", "blog")
     assert "still has 1 jobs" in cluster.command("site", "remove", "blog").error(1)
     cluster.command("site", "remove", "blog", "--discard", "--json").json()
-    with database.transaction() as connection:
-        for table in ("publications", "files"):
-            row = connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()  # noqa: S608
-            assert row == (0,), table
+    assert count_rows(database, "publications") == count_rows(database, "files") == 0
     assert "there is no site 'blog'" in cluster.command("enqueue", "hello", POST, "--site", "blog").error(1)
 
 
@@ -329,9 +326,7 @@ def test_holds_retries_dead_letters_unknown_keys_ids_and_contents_survive_the_wa
     assert (other.worktree / "content/posts/welcome.md").read_text() == "# Welcome, changed\n"
     assert (other.worktree / "content/gallery/b.md").read_text() == "b"
     assert other.command("list", "--json").json() == []
-    with database.transaction() as connection:
-        assert connection.execute("SELECT count(*) FROM files").fetchone() == (0,)
-        assert connection.execute("SELECT count(*) FROM superseded").fetchone() == (0,)
+    assert count_rows(database, "files") == count_rows(database, "superseded") == 0
 
 
 def test_what_the_cms_has_changed_since_is_not_written_over(moving: Site, other: Site) -> None:
@@ -367,8 +362,7 @@ def test_a_move_that_ended_in_the_middle_goes_on(moving: Site, database: Databas
     (row,) = control_queue(database, "blog").jobs(time.time())
     assert row.job.id == json.loads(text)["id"]
     assert moving.jobs() == []
-    with database.transaction() as connection:
-        assert connection.execute("SELECT count(*) FROM superseded").fetchone() == (0,)
+    assert count_rows(database, "superseded") == 0
 
 
 def test_nothing_is_moved_under_a_worker_that_publishes(moving: Site) -> None:

@@ -27,20 +27,11 @@ LATE = "2099-01-01T09:00:00.000Z"
 NAMES = ("blog", "shop")
 
 
-def registered(database: Database, *names: str, created_at: float = 1.0) -> None:
-    settings = load_settings({})
-    for name in names:
-        add(
-            database,
-            Registered(name, "https://example.org/r.git", "main", "local-mdx", created_at=created_at),
-            settings,
-        )
-
-
 @pytest.fixture
 def cluster(site: Site, database: Database, database_url: str) -> Site:
     site.env["BRITER_DATABASE_URL"] = database_url
-    registered(database, *NAMES)
+    for name in NAMES:
+        add(database, Registered(name, "https://example.org/r.git", "main", "local-mdx"), load_settings({}))
     return site
 
 

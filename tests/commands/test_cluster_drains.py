@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster_farm import AHEAD, Farm
+from postgres import count_rows, execute
 from requirements import full, small
 from sites import events_in, eventually
 
@@ -50,13 +51,9 @@ def test_a_plan_that_nobody_works_on_is_completed(farm: Farm) -> None:
     farm.once()
     tip = farm.site("blog").remote_log()[0][0]
     plan = {"id": "left", "base": None, "tip": tip, "commits": {"1": tip}, "blobs": {}}
-    with farm.database.connection() as connection:
-        connection.execute(
-            "INSERT INTO plans (site, id, plan) VALUES ('blog', 'left', %s)", (json.dumps(plan),)
-        )
+    execute(farm.database, "INSERT INTO plans (site, id, plan) VALUES ('blog', 'left', %s)", json.dumps(plan))
     farm.once()
-    with farm.database.connection() as connection:
-        assert connection.execute("SELECT count(*) FROM plans").fetchone() == (0,)
+    assert count_rows(farm.database, "plans") == 0
 
 
 def test_one_run_brings_more_than_one_drain_of_a_site_takes(farm: Farm) -> None:
@@ -143,8 +140,7 @@ def test_a_site_whose_remote_is_gone_fails_alone(farm: Farm) -> None:
     assert (failed["site"], failed["slug"]) == ("blog", "post")
     # And when the remote is back, it is published.
     farm.remote("blog").with_name("elsewhere.git").rename(farm.remote("blog"))
-    with farm.database.transaction() as connection:
-        connection.execute("UPDATE publications SET next_attempt_at = 1")
+    execute(farm.database, "UPDATE publications SET next_attempt_at = 1")
     farm.once()
     assert farm.published("blog") == Counter({"post": 1})
 
@@ -300,8 +296,7 @@ def test_a_site_whose_drain_crawled_comes_from_the_lane_of_slow_ones_until_it_is
 
     farm.save("blog", "post")
     assert (takes(slow=False), takes(slow=True)) == (True, False)
-    with farm.database.connection() as connection:
-        connection.execute("UPDATE sites SET slow = true")
+    execute(farm.database, "UPDATE sites SET slow = true")
     assert (takes(slow=False), takes(slow=True)) == (False, True)
     farm.once()
     farm.save("blog", "again")

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from postgres import count_rows, execute
 
 from briter_worker.cluster import sites
 from briter_worker.cluster.sites import check_credentials, check_remote
@@ -103,7 +104,7 @@ def test_a_site_is_added_shown_listed_changed_and_removed(cluster: Site) -> None
     again = cluster.command("site", "add", "blog", "--remote", REMOTE)
     assert "there is a site 'blog' already" in again.error(1)
     changed = cluster.command(
-        *("site", "change", "blog", "--branch", "main", "--set", "workerMaxAttempts=", "--json"),
+        *("site", "change", "blog", "--branch", "main", "--set", "workerMaxAttempts=", "--json")
     ).json()
     assert changed == {
         **made,
@@ -275,8 +276,7 @@ def test_a_removed_site_comes_back_with_a_fence_that_goes_on_counting(database: 
     worker = load_settings({})
     site = sites.Site("blog", REMOTE, "main", "hugo")
     sites.add(database, site, worker)
-    with database.transaction() as connection:
-        connection.execute("UPDATE sites SET token = 41")
+    execute(database, "UPDATE sites SET token = 41")
     with database.transaction() as connection:
         sites.remove(connection, "blog", discard=False)
     with pytest.raises(SiteMissingError):
@@ -293,18 +293,12 @@ def test_a_site_that_moves_to_another_remote_forgets_what_was_published(database
     worker = load_settings({})
     site = sites.Site("blog", REMOTE, "main", "hugo")
     sites.add(database, site, worker)
-    with database.transaction() as connection:
-        connection.execute("INSERT INTO published VALUES ('blog', 'content/a.md', 1)")
-        connection.execute(
-            "INSERT INTO base_versions (site, path, base) VALUES ('blog', 'content/a.md', 'abc')"
-        )
+    execute(database, "INSERT INTO published VALUES ('blog', 'content/a.md', 1)")
+    execute(database, "INSERT INTO base_versions (site, path, base) VALUES ('blog', 'content/a.md', 'abc')")
     sites.change(database, sites.Site("blog", REMOTE, "main", "jekyll"), worker)
-    with database.transaction() as connection:
-        assert connection.execute("SELECT count(*) FROM published").fetchone() == (1,)
+    assert count_rows(database, "published") == 1
     sites.change(database, sites.Site("blog", "/srv/other.git", "main", "jekyll"), worker)
-    with database.transaction() as connection:
-        for table in ("published", "base_versions"):
-            assert connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone() == (0,)  # noqa: S608
+    assert count_rows(database, "published") == count_rows(database, "base_versions") == 0
 
 
 @given(st.text(max_size=60))

@@ -142,16 +142,7 @@ def test_allowed_paths_are_published_and_the_others_logged(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "symlink",
-        "fifo",
-        "ignored",
-        "piped-rules",
-        "nested",
-        "linked-folder",
-        "outside",
-    ],
+    "kind", ["symlink", "fifo", "ignored", "piped-rules", "nested", "linked-folder", "outside"]
 )
 def test_a_job_with_no_allowed_path_fails_as_nopaths_at_once(site: Site, kind: str) -> None:
     path = "content/posts/x.md"

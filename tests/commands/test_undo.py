@@ -99,8 +99,7 @@ def test_an_undo_goes_back_to_any_version(site: Site, two: tuple[str, str]) -> N
 
 @pytest.mark.usefixtures("two")
 @pytest.mark.parametrize(
-    ("edit", "path"),
-    [("rewrite", PICTURE), ("remove", A), ("link", PICTURE), ("rewrite", OLD)],
+    ("edit", "path"), [("rewrite", PICTURE), ("remove", A), ("link", PICTURE), ("rewrite", OLD)]
 )
 def test_an_undo_leaves_what_the_cms_has_changed_since(site: Site, edit: str, path: str) -> None:
     file, outside = site.worktree / path, site.root / "outside"
@@ -254,10 +253,7 @@ def test_a_node_publishes_the_version_before_and_any_other(farm: Farm, *, filter
 
 
 def test_a_waiting_save_and_what_makes_no_sense_refuse_an_undo_in_a_cluster(farm: Farm) -> None:
-    for args, status, words in (
-        (["never"], 2, "no publication"),
-        (["a", "--to", "HEAD~9"], 2, "no commit"),
-    ):
+    for args, status, words in ((["never"], 2, "no publication"), (["a", "--to", "HEAD~9"], 2, "no commit")):
         done = farm.command("undo", *args, "--site", "blog")
         assert (done.returncode, words in done.stderr, "Fix: " in done.stderr) == (status, True, True)
     in_cluster(farm, "undo", "a", "--to", "0123456789")

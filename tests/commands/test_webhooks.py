@@ -60,11 +60,7 @@ class Station:
         self.fixes: list[str] = []
 
     def open(
-        self,
-        *urls: str,
-        template: str = "json",
-        build_hook: str = "",
-        allow_private: bool = True,
+        self, *urls: str, template: str = "json", build_hook: str = "", allow_private: bool = True
     ) -> FanOut:
         sender = Sender(
             Outbox(self.open_store()),

@@ -52,12 +52,7 @@ def job(data: bytes) -> None:
     failure = Failure(FailureCode.NETWORK, one_line(found.last_error or found.slug), "wait")
     attempts = min(found.attempts + 1, 2**53 - 1)
     again = with_state(
-        document,
-        NOW,
-        status=Status.FAILED,
-        attempts=attempts,
-        failure=failure,
-        next_attempt_at=NOW + LONGEST,
+        document, NOW, status=Status.FAILED, attempts=attempts, failure=failure, next_attempt_at=NOW + LONGEST
     )
     written = encode_document(again)
     read = read_document(written)

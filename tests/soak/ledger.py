@@ -85,10 +85,7 @@ class Found:
 
 
 def judge(
-    ledger: Ledger,
-    commits: Sequence[Commit],
-    tip: Mapping[str, bytes],
-    dead: Sequence[Mapping[str, Any]],
+    ledger: Ledger, commits: Sequence[Commit], tip: Mapping[str, bytes], dead: Sequence[Mapping[str, Any]]
 ) -> Found:
     """What of the promises was broken.
 

@@ -178,8 +178,7 @@ class Trial:
             event.job_id: event
             for event in events
             if isinstance(
-                event,
-                (seen.Published, seen.NoChange, seen.NoPaths, seen.DeadLettered, seen.Failed),
+                event, (seen.Published, seen.NoChange, seen.NoPaths, seen.DeadLettered, seen.Failed)
             )
         }
         commits = self._commits()

@@ -36,14 +36,7 @@ from sites import eventually
 from soak.processes import end_session, send, session_of, tree_of
 from soak.report import IN_MEMORY, Options, Report
 from soak.strace import ERRORS, FAULTS, KILL_ALL, Tracer
-from soak.sweep_site import (
-    copy_of,
-    is_settled,
-    leftovers,
-    make_template,
-    problems,
-    tidy_later,
-)
+from soak.sweep_site import copy_of, is_settled, leftovers, make_template, problems, tidy_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -39,7 +39,6 @@ class Bench:
     """A drain of a real queue, and the publisher that it is given: each claim with one push."""
 
     disk: Disk
-    outcome: Callable[[Claim], Outcome] = lambda claim: Outcome(claim.key, Result.PUBLISHED, COMMIT)
     refuses: Callable[[Claim], Exception | None] = lambda _: None
     """Raised for a whole batch that contains such a claim."""
     lost: Exception | None = None
@@ -82,7 +81,7 @@ class Bench:
             error, self.lost = self.lost, None
             raise error
         self.published.append([claim.job.slug for claim in claims])
-        yield [self.outcome(claim) for claim in claims]
+        yield [Outcome(claim.key, Result.PUBLISHED, COMMIT) for claim in claims]
         self.plans.pop()
 
     def resolve(self) -> Iterator[Sequence[Outcome]]:

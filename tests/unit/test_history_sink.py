@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from briter_worker.events import (
-    Cancelled,
-    Event,
-    Failed,
-    JobStarted,
-    NoChange,
-    Published,
-    Warned,
-)
+from briter_worker.events import Cancelled, Event, Failed, JobStarted, NoChange, Published, Warned
 from briter_worker.sinks.history import History, Receipt
 from briter_worker.sinks.recorder import FanOut, HistorySink, Target
 from briter_worker.sinks.store import PostgresStore, SqliteStore, StoreError
@@ -88,7 +80,7 @@ def book(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Book]:
 in_a_file = pytest.mark.parametrize("book", ["file"], indirect=True)
 
 
-def start(job: str = "j1", attempt: int = 1, due_at: float | None = None) -> JobStarted:
+def start(job: str = "j1", attempt: int = 1) -> JobStarted:
     """Start an attempt of a job that was saved ten seconds ago."""
     return JobStarted(
         job_id=job,
@@ -97,7 +89,7 @@ def start(job: str = "j1", attempt: int = 1, due_at: float | None = None) -> Job
         dry_run=False,
         title="Publish it",
         saved_at=999_990.0,
-        due_at=due_at,
+        due_at=None,
     )
 
 

@@ -6,11 +6,7 @@ import time
 
 import pytest
 
-from briter_worker.errors import (
-    FailureClass,
-    FailureCode,
-    is_environment,
-)
+from briter_worker.errors import FailureClass, FailureCode, is_environment
 from briter_worker.git import messages
 
 F = FailureCode

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from postgres import PASSWORD, add_site
+from postgres import PASSWORD, add_site, count_rows, execute
 from queue_backends import LONGEST_DELAY, NOW, control_queue, store, take_queue, take_site
 
 from briter_worker.cluster.sites import STATES, summaries
@@ -28,11 +28,7 @@ from briter_worker.queues.postgres.payloads import (
     collect_blobs,
 )
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
-from briter_worker.queues.postgres.rows import (
-    PENDING,
-    locked,
-    select_saves,
-)
+from briter_worker.queues.postgres.rows import PENDING, locked, select_saves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -71,9 +67,8 @@ def test_the_connection_is_utf8_whatever_the_client_is_configured_for(
 
 def test_a_node_goes_on_when_an_upgrade_adds_a_column(database: Database) -> None:
     add_site(database)
-    with database.connection() as connection:
-        connection.execute("ALTER TABLE sites DROP COLUMN changed_by")
-        connection.execute("DELETE FROM migrations WHERE name LIKE '%_actors'")
+    execute(database, "ALTER TABLE sites DROP COLUMN changed_by")
+    execute(database, "DELETE FROM migrations WHERE name LIKE '%_actors'")
     for _ in range(10):  # until the statement is prepared
         take_site(database)
     with Database(database.conninfo) as newer:
@@ -113,8 +108,7 @@ def test_a_site_counts_its_jobs_in_the_states_that_the_queue_lists(database: Dat
     }
     for slug in STATES:
         store(database, {"slug": slug, "paths": ["content/a.md"], **keys.get(slug, {})})
-    with database.connection() as connection:
-        connection.execute("UPDATE publications SET state = 'claimed' WHERE slug = 'claimed'")
+    execute(database, "UPDATE publications SET state = 'claimed' WHERE slug = 'claimed'")
     assert {row.job.slug: row.state.value for row in control_queue(database).jobs(NOW)} == {
         slug: slug for slug in STATES
     }
@@ -236,8 +230,7 @@ def test_plans_are_kept_in_order_until_they_are_dropped(database: Database) -> N
 def test_a_removed_site_is_lost_to_its_worker(database: Database) -> None:
     add_site(database)
     queue = take_queue(database)
-    with database.connection() as connection:
-        connection.execute("UPDATE sites SET removed = true")
+    execute(database, "UPDATE sites SET removed = true")
     with pytest.raises(LockLostError, match="there is no site"):
         queue.claim(NOW)
 
@@ -363,10 +356,7 @@ class Bench:
         return {path: each.saved_at for path, each in self.payloads.published(paths).items()}
 
     def count(self, table: str) -> int:
-        with self.database.connection() as connection:
-            row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608
-            assert row is not None
-            return int(row[0])
+        return count_rows(self.database, table)
 
     def blobs(self) -> int:
         """Return the number of blobs that the garbage collection leaves."""

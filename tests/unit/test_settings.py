@@ -371,8 +371,7 @@ def test_a_custom_site_must_name_its_folders(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "paths",
-    [".", "/srv", "..", "a,../b", "a,,b", "a//b", ".git", "a/.GIT", "a\\b", "./content", "a\x00"],
+    "paths", [".", "/srv", "..", "a,../b", "a,,b", "a//b", ".git", "a/.GIT", "a\\b", "./content", "a\x00"]
 )
 def test_a_folder_that_would_open_too_much_stops_the_start(site: Site, paths: str) -> None:
     line = site.refusal({"BRITER_ALLOWED_PATHS": paths})
