@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
+from briter_worker.errors import FailureCode, PublishError
 from briter_worker.events import FileChange
 from briter_worker.git import messages
 from briter_worker.git.repository import (
@@ -124,7 +125,13 @@ def write_commit(
     options += signer.options(git.state_dir) if signer else []
     parents, sign = ["-p", parent] if parent else [], [f"-S{signer.key}"] if signer else []
     command = (*options, "commit-tree", *sign, *parents, tree)
-    status, out, said = git.attempt(*command, stdin=message, env=variables)
+    try:
+        status, out, said = git.attempt(*command, stdin=message, env=variables)
+    except PublishError as error:
+        if signer is None or error.code is not FailureCode.TIMEOUT:
+            raise
+        text = f"the commit could not be signed: {error.message}"
+        raise PublishError(FailureCode.SIGNING, text, messages.UNLOCK) from None
     if status == 0:
         return out.decode().strip()
     if signer is not None:

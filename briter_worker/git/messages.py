@@ -146,7 +146,7 @@ _REJECTIONS = r"""
     remote     maintenance|archived|exceeded its size limit|over its data quota
     content    declined|GH0\d\d|fsck error|prohibited by|refusing to allow
 """
-_UNLOCK = "use a key without a passphrase, or unlock it in the agent of the worker's user: ssh-add, gpg-agent"
+UNLOCK = "use a key without a passphrase, or unlock it in the agent of the worker's user: ssh-add, gpg-agent"
 _NO_KEY = (
     "set BRITER_GIT_SIGNING_KEY to a key that the worker's user can read, or start the agent that has it; "
     "ssh-keygen -t ed25519 -N '' -f FILE makes one"
@@ -156,7 +156,7 @@ _UNKNOWN_KEY = (
     "--list-secret-keys), or set GNUPGHOME"
 )
 _SIGNING = (
-    ("passphrase|no pinentry|inappropriate ioctl|operation cancelled|agent refused", _UNLOCK),
+    ("passphrase|no pinentry|inappropriate ioctl|operation cancelled|agent refused", UNLOCK),
     ("needed for ssh signing|unknown option", "install OpenSSH 8.2 or newer"),
     ("cannot (?:run|exec)|: not found", "install openssh-client for ssh, gnupg for openpgp, gpgsm for x509"),
     ("unprotected private key", "chmod 600 FILE, so that only the worker's user can read it"),

@@ -270,6 +270,13 @@ def test_a_key_that_is_expired_or_not_trusted_has_a_fix_of_its_own(site: Site, k
     assert "renew the key" in site.command("doctor", "--json", **env).finding("signing")["fix"]
 
 
+def test_a_program_that_does_not_answer_is_the_keys_failure(site: Site, keys: Keys) -> None:
+    env = keys.settings("ssh") | {"PATH": path_without(site, "ssh-keygen", "exec sleep 60")}
+    save(site, "a")
+    site.run_once(**env, BRITER_GIT_TIMEOUT_MS="2000")
+    assert (site.job("a")["failure"], "gpg-agent" in site.job("a")["fix"]) == ("signing", True)
+
+
 def test_a_terminal_is_never_asked_for_a_passphrase(site: Site, keys: Keys) -> None:
     provide("script", package="bsdutils")
     env = keys.settings("ssh", "secret")

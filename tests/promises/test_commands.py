@@ -110,6 +110,18 @@ def test_a_daemon_of_a_credential_helper_does_not_keep_the_next_worker_out(site:
     assert "published" in names
 
 
+def test_a_signing_program_that_hangs_does_not_keep_the_next_worker_out(site: Site, strays: Path) -> None:
+    folder = program(site.root / "bin" / "ssh-keygen", f"echo $$ >> {strays}\nexec sleep 60").parent
+    save(site, "a")
+    env = {"PATH": f"{folder}:{os.environ['PATH']}", "BRITER_GIT_SIGNING_KEY": str(site.root / "key")}
+    with site.running(**env) as worker:
+        eventually(strays.read_text)
+        worker.kill()
+        worker.wait()
+        assert "published" in site.run_once().names()
+    assert psutil.pid_exists(int(strays.read_text().split()[0])), "the program is there"
+
+
 def test_a_daemon_of_a_remotes_hook_does_not_keep_the_next_worker_out(site: Site, strays: Path) -> None:
     program(site.remote / "hooks" / "post-receive", DAEMON.format(strays=strays))
     save(site, "a")
