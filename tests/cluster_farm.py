@@ -109,7 +109,6 @@ class Farm:
         return running
 
     def end(self) -> None:
-        """No host runs any more."""
         for host in self.hosts:
             host.end()
 

@@ -46,7 +46,6 @@ class Receiver:
         reply(exchange)
 
     def paths(self) -> list[str]:
-        """Where the POSTs went."""
         return [each.path for each in self.received]
 
 

@@ -93,6 +93,8 @@ def test_each_site_sends_only_what_it_may_publish(cluster: Site, database: Datab
         result = cluster.command("enqueue", "b", path, POST, "--site", "blog", "--force")
         assert f"warning: {path} will not be published" in result.stderr
         assert carried(database, "b") == {POST: b"# Hello\n"}
+        (job,) = cluster.command("list", "--site", "blog", "--json").json()
+        assert path in job["paths"], "the worker says why it is refused"
 
 
 def test_what_is_not_there_or_a_link_is_said_at_once(cluster: Site) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dashboards import serving
 from outcomes import save
@@ -13,15 +13,10 @@ if TYPE_CHECKING:
     from sites import Site
 
 
-def receipts(site: Site, *arguments: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = site.command("history", "--json", *arguments).json()
-    return found
-
-
 def test_a_published_post_has_a_receipt_with_commit_branch_remote_time_and_link(site: Site) -> None:
     site.save_post("a", "a", message="Hello\n\nmore")
     site.run_once(BRITER_PUBLISHED_HREF_TEMPLATE="https://example.org/{slug}")
-    (receipt,) = receipts(site)
+    (receipt,) = site.command("history", "--json").json()
     commit = site.remote_log()[0][0]
     assert (receipt["outcome"], receipt["commit"], receipt["branch"]) == ("published", commit, "main")
     assert (receipt["remote"], receipt["href"]) == ("origin", "https://example.org/a")
@@ -40,7 +35,7 @@ def test_a_receipt_names_the_files_of_the_commit_and_their_lines(site: Site) -> 
     (site.worktree / "content/posts/gone.md").unlink()
     site.save("a", ["content/posts"])
     site.run_once()
-    receipt = receipts(site)[0]
+    receipt = site.command("history", "--json").json()[0]
     found = [(each["path"], each["added"], each["removed"]) for each in receipt["changes"]]
     expected = [("a.md", 2, 1), ("gone.md", 0, 1), ("é.png", None, None)]
     assert found == [(f"content/posts/{name}", *lines) for name, *lines in expected]
@@ -75,7 +70,7 @@ def test_what_was_cancelled_while_it_waited_has_a_receipt_too(site: Site) -> Non
     with serving(site) as dashboard:
         assert dashboard.act("cancel", id="b").status_code == 303
         eventually(lambda: len(dashboard.json("/api/history")["items"]) == 2)
-    assert [(each["slug"], each["outcome"]) for each in receipts(site)] == [
+    assert [(each["slug"], each["outcome"]) for each in site.command("history", "--json").json()] == [
         ("b", "cancelled"),
         ("a", "cancelled"),
     ]
@@ -84,7 +79,7 @@ def test_what_was_cancelled_while_it_waited_has_a_receipt_too(site: Site) -> Non
 def test_each_failed_attempt_is_kept_with_its_reason(site: Site) -> None:
     site.save("a", ["../outside"])
     site.run_once()
-    (receipt,) = receipts(site)
+    (receipt,) = site.command("history", "--json").json()
     assert (receipt["outcome"], receipt["failure"]) == ("nopaths", "nopaths")
     assert receipt["error"]
     watched = site.command("show", "a", "--watch")

@@ -214,9 +214,6 @@ def test_a_folder_never_takes_the_workers_storage_along(site: Site) -> None:
     assert names == ["content/posts/a.md", "content/posts/welcome.md"]
 
 
-# Folders, whatever else the job declares
-
-
 def test_a_folder_whose_only_post_is_scheduled_waits_for_it_and_is_not_refused(site: Site) -> None:
     site.write_post("content/notes/later.md", "later\n")
     (site.worktree / "content/notes/link.md").symlink_to("later.md")

@@ -360,9 +360,6 @@ def test_a_locked_outbox_delays_no_publication(station: Station, receiver: Recei
     assert "locked; publishing goes on" in warning
 
 
-# Builds
-
-
 @of_either_store
 def test_one_build_covers_a_batch_and_another_one_later_changes(station: Station, receiver: Receiver) -> None:
     hook = f"{receiver.url}/build"

@@ -8,11 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from outcomes import save
+from outcomes import assert_once, save
 from remotes import left_over
 from requirements import provide
 from sites import eventually, lines_of
@@ -40,11 +39,6 @@ def kill_after_the_push(site: Site, *args: str) -> None:
         landed.remove()
 
 
-def subjects(site: Site) -> Counter[str]:
-    """How often each subject is on the remote."""
-    return Counter(subject for _, subject in site.remote_log())
-
-
 @pytest.mark.timeout(300)
 def test_kills_at_random_moments_lose_and_double_nothing() -> None:
     told: list[str] = []
@@ -61,7 +55,7 @@ def test_a_push_that_landed_while_its_worker_was_killed_is_settled_with_its_comm
 
     site.run_once(**FAST)
 
-    assert subjects(site)["Publish a"] == 1
+    assert site.subjects().count("Publish a") == 1
     assert site.jobs() == []
     assert site.git("rev-parse", "main") == commit
     assert site.git("status", "--porcelain") == ""
@@ -81,7 +75,7 @@ def test_local_commits_whose_pull_was_killed_after_the_push_are_not_rebased_agai
         site.git("commit", "--quiet", f"--message=mine {number}")
     assert site.command("pull", "--rebase", "--push").returncode == 0
     assert site.remote_file("theme.css") == "2\n"
-    assert [subjects(site)[f"mine {number}"] for number in range(3)] == [1, 1, 1]
+    assert [site.subjects().count(f"mine {number}") for number in range(3)] == [1, 1, 1]
     assert site.git("rev-parse", "main") == site.remote_log()[0][0]
     assert site.git("status", "--porcelain") == ""
 
@@ -140,7 +134,7 @@ def test_an_orphaned_push_keeps_the_next_worker_out_until_it_is_gone(site: Site)
     assert "published" in site.run_once(**FAST).names()
     push.release()
     eventually(lambda: not left_over(site.remote))
-    assert subjects(site)["Publish a"] == 1
+    assert site.subjects().count("Publish a") == 1
 
 
 def test_a_job_that_kills_its_worker_ends_as_a_dead_letter_and_its_neighbours_do_not(site: Site) -> None:
@@ -168,7 +162,7 @@ def test_a_job_that_kills_its_worker_ends_as_a_dead_letter_and_its_neighbours_do
             break
     (job,) = site.jobs()
     assert (job["slug"], job["status"], job["failure"]) == ("bomb", "failed", "killed-worker")
-    assert all(subjects(site)[f"Publish p{number}"] == 1 for number in range(4))
+    assert all(site.subjects().count(f"Publish p{number}") == 1 for number in range(4))
 
 
 def test_sigterm_lets_a_running_push_end_and_takes_no_new_job(site: Site) -> None:
@@ -198,7 +192,7 @@ def test_a_push_that_outlives_the_shutdown_limit_is_ended_and_tried_again_later(
     push.remove()
     result = site.run_once(**FAST)
     assert result.of("published")[0]["attempt"] == 1
-    assert subjects(site)["Publish a"] == 1
+    assert site.subjects().count("Publish a") == 1
 
 
 # How the loop ends and how it goes on
@@ -258,10 +252,7 @@ def test_a_stop_during_recovery_leaves_what_has_not_begun(site: Site) -> None:
         assert worker.wait() == 0
     push.remove()
     site.run_once(**FAST)
-    assert Counter(subject for _, subject in site.remote_log()) == Counter(
-        ["Start the site", *(f"Publish {slug}" for slug in "abcd")]
-    )
-    assert site.jobs() == []
+    assert_once(site, *"abcd")
 
 
 def test_jobs_in_doubt_wait_while_others_go_on_and_are_decided_without_a_restart(site: Site) -> None:

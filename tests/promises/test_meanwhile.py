@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# git gc
-
-
 @pytest.mark.parametrize(
     ("tidying", "attempts"),
     [
@@ -57,9 +54,8 @@ def test_posts_are_published_while_somebody_tidies_the_repository(
             busy.wait()
             eventually(lambda: not left_over(site.root))
     assert max(event["attempt"] for event in published) <= attempts
-    subjects = sorted(subject for _, subject in site.remote_log())
     wanted = [f"Publish {slug}{number}" for slug in "ab" for number in range(rounds)]
-    assert subjects == sorted([*wanted, "Start the site"])
+    assert sorted(site.subjects()) == sorted([*wanted, "Start the site"])
     for left in [*(site.worktree / ".git").rglob("*.lock"), *site.remote.rglob("*.lock")]:
         left.unlink()  # of the git that was killed just now
     assert_sound(site)
@@ -135,9 +131,6 @@ def test_a_wall_clock_that_jumps_delays_no_retry_and_forgets_no_hold(tmp_path: P
     assert [(claim.job.slug, claim.attempt) for claim in again] == [("a", 2)]
 
 
-# Nobody takes the log
-
-
 @pytest.mark.parametrize(
     ("script", "told"),
     [
@@ -159,9 +152,6 @@ def test_a_log_that_cannot_be_written_stops_no_post_and_is_told_once(
         assert len(complaints) == 1
     assert sorted(s for _, s in site.remote_log()) == ["Publish a", "Publish b", "Start the site"]
     assert site.jobs() == []
-
-
-# Messages
 
 
 MESSAGES = {

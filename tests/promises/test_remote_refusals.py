@@ -139,9 +139,6 @@ def test_races_that_never_end_are_this_batchs_bad_luck(site: Site) -> None:
     assert site.subjects().count("Publish a") == 1
 
 
-# The remote minds one post
-
-
 MINDS = {
     "a secret": ("echo 'GH009: Secrets detected' >&2; exit 1", "Secrets detected"),
     "its size": ("echo 'File b.md exceeds the limit of 1 MB' >&2; exit 1", "exceeds the limit"),

@@ -74,7 +74,6 @@ class Node:
         return sorted(self.folder.glob("worker-*.log"))
 
     def start(self) -> None:
-        """Start a worker, as a supervisor does."""
         self._starts += 1
         self.started = time.monotonic()
         with (self.folder / f"worker-{self._starts:04}.log").open("wb") as log:
@@ -160,7 +159,6 @@ class Node:
                 cache.write_text("no folder")
 
     def mend_disk(self) -> None:
-        """Let its cache be written again."""
         self.is_sick = False
         (self.folder / "cache").unlink()
 
@@ -185,7 +183,6 @@ class Node:
             self.kill(whole=True)
 
     def left_over(self) -> list[str]:
-        """Return the processes that still run in this node's folder."""
         return left_over(self.folder)
 
 

@@ -174,9 +174,6 @@ def test_a_database_that_is_away_costs_receipts(postgres_server: Server, databas
     assert warning.fix == unreadable.value.fix != ""
 
 
-# --- retention
-
-
 def test_old_receipts_are_deleted(book: Book) -> None:
     book.write(start("old"), published("old"))
     book.now += 31 * DAY

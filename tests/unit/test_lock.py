@@ -95,9 +95,6 @@ def assert_respected(path: Path, lock: SiteLock, now: float = NOW) -> Holder | N
     return refusal.value.holder
 
 
-# What a holder writes
-
-
 def test_the_first_line_is_the_pid_alone_and_the_second_a_json_object(path: Path, lock: SiteLock) -> None:
     lock.acquire(NOW)
 
@@ -119,9 +116,6 @@ def test_the_first_line_is_the_pid_alone_and_the_second_a_json_object(path: Path
     assert path.stat().st_size == 512  # always: what comes next overwrites it without truncating
 
 
-# A held kernel lock is never broken
-
-
 @pytest.mark.parametrize(
     "content",
     [b"", b"garbage", f"{DEAD}\n".encode(), f"{os.getpid()}\n".encode()],
@@ -134,9 +128,6 @@ def test_a_held_kernel_lock_is_never_broken_whatever_the_file_says(
     with path.open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         assert_respected(path, lock)
-
-
-# With the kernel's lock free: free at once
 
 
 @pytest.mark.parametrize(
@@ -160,9 +151,6 @@ def test_an_empty_or_unreadable_record_is_free_at_once(path: Path, lock: SiteLoc
     write(path, content)
     assert read_holder(path) is None
     assert_taken(path, lock)
-
-
-# With the kernel's lock free: respected for a while, or free at once
 
 
 @pytest.mark.parametrize(
@@ -231,9 +219,6 @@ def test_a_holder_that_cannot_be_seen_is_held_while_its_heartbeat_is_fresh(path:
     assert not is_held(path, now=NOW + TTL + 1, stale_after=TTL)
 
 
-# still_ours
-
-
 @pytest.mark.parametrize("way", ["gone", "a copy", "a link"])
 def test_the_lock_is_not_ours_when_its_file_is_replaced(path: Path, lock: SiteLock, way: str) -> None:
     lock.acquire(NOW)
@@ -255,9 +240,6 @@ def test_the_lock_is_not_ours_when_another_program_wrote_over_it_and_a_heartbeat
     assert not lock.still_ours()
     lock.release()
     assert path.read_bytes() == content
-
-
-# What is no lock file
 
 
 def test_a_symlink_is_refused_and_its_target_is_untouched(path: Path, lock: SiteLock, tmp_path: Path) -> None:

@@ -274,9 +274,6 @@ def test_no_half_of_a_secret_is_shown_where_words_are_cut(pad: int) -> None:
         assert "s3cr" not in str(messages.from_rejection("[remote rejected] (hook declined)", text))
 
 
-# The classes of the codes
-
-
 CODES = {
     FailureClass.REFUSED: (
         "nopaths malformed unreadable unknown-type too-large rejected conflict outdated plugin"

@@ -272,9 +272,6 @@ def test_a_worker_suspended_in_a_transaction_does_not_keep_the_site(database_url
         assert [row.job.slug for row in control_queue(database).jobs(NOW)] == ["a"]
 
 
-# Many producers at once
-
-
 def save_path(database: Database, slug: str, path: str, created: float) -> None:
     document = {"id": f"{slug} {path}", "slug": slug, "paths": [path], "createdAt": format_time(created)}
     store(database, document, PayloadSource.of({path: path.encode()}))

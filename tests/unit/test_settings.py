@@ -442,9 +442,6 @@ def test_no_site_has_a_place_on_the_worker_of_its_own_and_its_secrets_are_places
     assert "canary" not in str(wrong.value)
 
 
-# --- the schema
-
-
 def test_the_schema_names_every_variable_of_the_contract_in_camel_case() -> None:
     properties = settings_schema()["properties"]
     roots = {"appRoot", "storageRoot", "queueRoot", "gitWorktree", "cacheRoot"}
