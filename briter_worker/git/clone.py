@@ -109,7 +109,7 @@ def _prepare(repository: Repository, place: Path, url: str) -> None:
         return
     # Lock files: their holders are dead, as the clone is ours. Git writes no other ref under a name again.
     (place / f"{repository.fetched_ref}.lock").unlink(missing_ok=True)
-    for path in (*place.iterdir(), *repository.git.state_dir.iterdir()):
+    for path in (*place.iterdir(), *(place / "briter").iterdir()):
         if path.suffix == ".lock":
             path.unlink(missing_ok=True)
         elif path.name.startswith(("lfs", "index-", "worktree-")):  # uploaded, or left by a dead worker

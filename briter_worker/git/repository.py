@@ -98,6 +98,8 @@ class Repository:
         self._last_built: tuple[str, str] | None = None
         """A commit of the remote, and one that was built on it: git need not be asked."""
         self._is_working = False
+        self._pushed: str | None = None
+        """Value of `pushed_ref` in a cluster's clone, once it is read: nobody else moves it there."""
         self.locks = LockFiles(git, self.own_refs, (self.branch_ref, self.tracking_ref))
 
     def check(self) -> None:
@@ -188,6 +190,8 @@ class Repository:
         Without git, as a drain asks for many; and without GitPython, for which a ref that cannot be read is
         missing.
         """
+        if name == self.pushed_ref and self._pushed is not None:
+            return self._pushed
         path = self.git.common_dir / name
         try:
             content = path.read_bytes()
@@ -196,6 +200,8 @@ class Repository:
         except OSError as error:
             raise PublishError.from_os(f"{name} cannot be read", error) from error
         if value := _VALUE.match(content):
+            if name == self.pushed_ref and self.git.worktree is None:
+                self._pushed = value[1].decode()
             return value[1].decode()
         if target := _SYMBOLIC.match(content):
             return self.ref(os.fsdecode(target[1]))
@@ -227,6 +233,7 @@ class Repository:
         self.git.run(*command, stdin=stdin.encode())
 
     def _write_refs(self, moves: Iterable[Move]) -> None:
+        self._pushed = None
         for name, new, _ in moves:
             path = self.git.common_dir / name
             if new is None:
