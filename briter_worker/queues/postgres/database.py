@@ -162,18 +162,22 @@ class Database:
             yield self._shared.connection
             return
         try:
-            with contextlib.ExitStack() as stack:
-                yield self._enter_connection(stack)
+            pool, connection = self._take_connection()
+            try:
+                yield connection
+            finally:
+                pool.putconn(connection)  # rolls back what is left
         except _ENVIRONMENT_ERRORS as error:
             raise _explain(error) from error
         except psycopg.errors.UndefinedTable as error:
             raise VersionError("the database has no tables of Briter Worker", _UPGRADE) from error
 
-    def _enter_connection(self, stack: contextlib.ExitStack) -> Connection:
+    def _take_connection(self) -> tuple[ConnectionPool[Connection], Connection]:
         deadline = time.monotonic() + self.patience
         while True:  # waits shortly each time, so that `give_up` ends the waiting
+            pool = self._open_pool()
             try:
-                return stack.enter_context(self._open_pool().connection(min(self.patience, 1.0)))
+                return pool, pool.getconn(min(self.patience, 1.0))
             except (PoolTimeout, PoolClosed):
                 if time.monotonic() < deadline:
                     continue
