@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from sites import Site
 
 TOKEN = "a-token-of-more-than-sixteen-letters"  # noqa: S105 - for tests
-_CSRF = re.compile(r'name="csrf" value="([0-9a-f]+)"')
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,7 @@ class Dashboard:
         return int(self.base.rpartition(":")[2])
 
     def csrf(self, path: str = "/site") -> str:
-        found = _CSRF.search(self.page.get(path).text)
-        assert found, path
-        return found[1]
+        return csrf_token(self.page, path)
 
     def act(self, action: str, **fields: str) -> httpx.Response:
         """Send the form of a page; do not follow the redirect."""
@@ -77,10 +74,15 @@ def serving(site: Site, *arguments: str, token: str = TOKEN, **env: str) -> Iter
             yield dashboard
 
 
+def csrf_token(page: httpx.Client, path: str) -> str:
+    """Return the token of a page's forms."""
+    (found, *_) = re.findall(r'name="csrf" value="([0-9a-f]+)"', page.get(path).text)
+    return str(found)
+
+
 def sign_in(page: httpx.Client, token: str, target: str = "/failed") -> httpx.Response:
-    found = _CSRF.search(page.get("/sign-in").text)
-    assert found
-    return page.post("/sign-in", data={"csrf": found[1], "token": token, "next": target})
+    data = {"csrf": csrf_token(page, "/sign-in"), "token": token, "next": target}
+    return page.post("/sign-in", data=data)
 
 
 def events(response: httpx.Response) -> Iterator[tuple[str, int | None, Any]]:

@@ -84,9 +84,6 @@ def git(*args: str) -> Callable[[Site], object]:
     return lambda site: site.git(*args)
 
 
-detach = git("checkout", "--quiet", "--detach")
-
-
 def unborn(site: Site) -> None:
     site.git("switch", "--quiet", "--orphan", "main2")
     site.git("branch", "--delete", "--force", "main")
@@ -109,7 +106,7 @@ def queue_is_a_file(site: Site) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Site], object], str, str]] = {
-    "detached": (detach, "branch", "git switch main"),
+    "detached": (git("checkout", "--quiet", "--detach"), "branch", "git switch main"),
     "another branch": (git("switch", "--quiet", "--create", "draft"), "branch", "git switch main"),
     "unborn": (unborn, "branch", "commit and push once"),
     "corrupt index": (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import stat
 from contextlib import ExitStack, suppress
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from dashboards import TOKEN, Dashboard, serving, sign_in
+from dashboards import TOKEN, Dashboard, csrf_token, serving, sign_in
 
 from briter_worker.web.server import HEADERS_S, MAX_CONNECTIONS_PER_ADDRESS
 
@@ -100,11 +99,8 @@ def test_signing_in_opens_a_session_and_signing_out_ends_it(
     assert "secure" not in cookie.replace("samesite", "")
     assert TOKEN not in answer.headers["set-cookie"]
     kept = stranger.cookies["briter_session"]
-    csrf = re.search(r'name="csrf" value="([0-9a-f]+)"', stranger.get("/failed").text)
-    assert csrf
-
-    assert stranger.post("/sign-out", data={"csrf": csrf[1]}).status_code == 303
-
+    csrf = csrf_token(stranger, "/failed")
+    assert stranger.post("/sign-out", data={"csrf": csrf}).status_code == 303
     headers = {"Accept": "text/html", "Cookie": f"briter_session={kept}"}
     old = httpx.get(f"{dashboard.base}/", headers=headers)
     assert old.status_code == 303, "the session itself has ended, not only the cookie"
@@ -155,9 +151,7 @@ def test_a_port_that_is_taken_is_reported_with_the_fix(site: Site) -> None:
 def test_a_change_needs_the_csrf_token_of_its_own_session(
     site: Site, dashboard: Dashboard, stranger: httpx.Client
 ) -> None:
-    found = re.search(r'name="csrf" value="([0-9a-f]+)"', stranger.get("/sign-in").text)
-    assert found
-    for token in ("", "0" * 64, found[1]):
+    for token in ("", "0" * 64, csrf_token(stranger, "/sign-in")):
         answer = dashboard.page.post("/actions/pause", data={"csrf": token, "for": ""})
         assert answer.status_code == 403
         assert "load it again" in answer.text

@@ -357,29 +357,16 @@ def test_a_command_line_beside_the_worker_neither_loses_nor_doubles_a_job(tmp_pa
     assert sorted(finished + cancelled) == sorted(f"s{number}" for number in range(count))
 
 
-# Gone
-
-
-def one(disk: Disk) -> None:
-    disk.save("a", ["a"], name="a")
-
-
-def two_saves(disk: Disk) -> None:
-    disk.save("a", ["a1"], created=NOW - 9, name="a1")
-    disk.save("a", ["a2"], created=NOW - 8, name="a2")
-
-
-def torn(disk: Disk) -> None:
-    disk.put("a.json", b"{")
-
-
-@pytest.mark.parametrize("made", [one, two_saves, torn])
+@pytest.mark.parametrize("names", [("a",), ("a1", "a2"), ()], ids=["one", "two saves", "torn"])
 def test_what_somebody_removes_at_any_step_of_a_claim_is_in_nobodys_way(
-    tmp_path: Path, made: Callable[[Disk], None]
+    tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     for step in STEPS:
         disk = Disk(tmp_path / str(step))
-        made(disk)
+        for number, name in enumerate(names):
+            disk.save("a", [name], created=NOW - 9 + number, name=name)
+        if not names:
+            disk.put("a.json", b"{")
         disk.save("other", ["x"], name="other")
         published: Counter[str] = Counter()
 
@@ -407,13 +394,6 @@ def test_what_somebody_removes_at_any_step_of_a_claim_is_in_nobodys_way(
     pytest.fail("it never ends")
 
 
-# Not to be read
-
-
-def path_of(name: Any, folder: int | None) -> Path:  # noqa: ANN401 - as os.open
-    return Path(name) if folder is None else Path(f"/proc/self/fd/{folder}").readlink() / name
-
-
 def bind(path: Path) -> None:
     # The path of a socket is short.
     with socket.socket(socket.AF_UNIX) as sock, contextlib.chdir(path.parent):
@@ -424,13 +404,14 @@ def bind(path: Path) -> None:
 def test_what_takes_the_place_of_a_file_before_it_is_read_is_never_followed_nor_waited_for(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]
 ) -> None:
-    one(disk)
+    disk.save("a", ["a"], name="a")
     opened = os.open
 
     def then_another(path: Any, flags: int, *rest: Any, **keys: Any) -> int:  # noqa: ANN401 - as os.open
         if os.path.basename(path).removeprefix(".") == "a.json" and not flags & (os.O_CREAT | os.O_WRONLY):  # noqa: PTH119
             monkeypatch.undo()
-            there = path_of(path, keys.get("dir_fd"))
+            folder = keys.get("dir_fd")
+            there = Path(path) if folder is None else Path(f"/proc/self/fd/{folder}").readlink() / path
             there.unlink()
             make(there)
         return opened(path, flags, *rest, **keys)

@@ -61,9 +61,6 @@ class Book:
     def warnings(self) -> list[str]:
         return [event.error for event in self.logged if isinstance(event, Warned)]
 
-    def count(self, table: str) -> int:
-        return int(self.open_store().query(f"SELECT count(*) FROM {table}")[0][0])  # noqa: S608 - our own names
-
 
 @pytest.fixture(params=["file", "postgres"])
 def book(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Book]:
@@ -182,7 +179,8 @@ def test_old_receipts_are_deleted(book: Book) -> None:
     book.now += 340 * DAY
     book.write(start("newest"), published("newest"))
     assert [each.job_id for each in book.receipts()] == ["newest", "new"]
-    assert (book.count("drains"), book.count("moments")) == (2, 2)
+    for table in ("drains", "moments"):
+        assert len(book.open_store().query(f"SELECT 1 FROM {table}")) == 2, table  # noqa: S608
 
 
 # --- files that are damaged, foreign, locked or full
