@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sites import Result, Site
-
-DELAYS = {"BRITER_WORKER_BACKOFF_MS": "0"}
 CANARY = "s3cr3t-canary"
 SOON = {"BRITER_GIT_TIMEOUT_MS": "800"}
 """For remotes that never answer."""

@@ -45,17 +45,10 @@ def _environment(service: dict[str, Any], **given: str) -> dict[str, str]:
     }
 
 
-def _instructions() -> list[tuple[str, str]]:
-    """(instruction, arguments) of the Dockerfile, in order, lines joined and comments left out."""
-    text = "\n".join(
-        line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")
-    )
-    lines = (line.strip() for line in text.replace("\\\n", " ").splitlines())
-    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines if line)]
-
-
 def _last(instruction: str) -> str:
-    return [rest for word, rest in _instructions() if word == instruction][-1]
+    """The arguments of the last such instruction of the Dockerfile."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    return str(re.findall(rf"^{instruction} +(.*)$", text, re.MULTILINE)[-1])
 
 
 def _by_hand(command: list[str]) -> list[str]:

@@ -289,18 +289,8 @@ def _follow_as_administrator(site: Site, pages: dict[str, list[str]], **replaced
 
 
 # Of each page with `shell` blocks. The last ones change or remove what the others need.
-SHELL = [
-    "install",
-    "systemd",
-    "cron",
-    "container",
-    "watch",
-    "dashboard",
-    "monitoring",
-    "webhooks",
-    "remote-edits",
-]
-SHELL += ["outcome", "other-user", "symptoms", "deploy-keys", "upgrade"]
+SHELL = ["install", "systemd", "cron", "container", "watch", "dashboard", "monitoring", "webhooks"]
+SHELL += ["remote-edits", "outcome", "other-user", "symptoms", "deploy-keys", "upgrade"]
 
 
 def test_every_command_for_an_administrator_runs(site: Site) -> None:

@@ -75,14 +75,6 @@ def _save(site: Site, slug: str, *paths: str) -> str:
     return f"echo {job} > {site.queue}/.{slug}; mv {site.queue}/.{slug} {site.queue}/{slug}.json\n"
 
 
-def _a_colleague_pushes(site: Site, *paths: str) -> None:
-    clone = site.root / "elsewhere"
-    person = "git -c user.name=x -c user.email=x@example.org"
-    writes = "; ".join(f"mkdir -p $(dirname {path}); echo theirs > {path}" for path in paths)
-    script = f"git clone -q {site.remote} {clone}; cd {clone}; {writes}; git add -A; {person} commit -qm x"
-    subprocess.run([*_as(WORKER), "bash", "-euc", f"{script}; git push -q"], cwd=site.root, check=True)
-
-
 def test_each_can_write_what_the_other_wrote(site: Site) -> None:
     _follow_the_page(site)
     _cms(
@@ -91,7 +83,11 @@ def test_each_can_write_what_the_other_wrote(site: Site) -> None:
         + _save(site, "new", "content/posts/new"),
     )
     assert _run_once(site).of("published")
-    _a_colleague_pushes(site, "content/posts/there.md", "content/posts/deep/theirs.md")
+    paths = ("content/posts/there.md", "content/posts/deep/theirs.md")
+    person = "git -c user.name=x -c user.email=x@example.org"
+    writes = "; ".join(f"mkdir -p $(dirname {path}); echo theirs > {path}" for path in paths)
+    script = f"git clone -q {site.remote} other; cd other; {writes}; git add -A; {person} commit -qm x"
+    subprocess.run([*_as(WORKER), "bash", "-euc", f"{script}; git push -q"], cwd=site.root, check=True)
     _cms(
         site,
         "umask 022; echo again >> content/posts/new/index.md\n" + _save(site, "new", "content/posts/new"),
@@ -102,7 +98,7 @@ def test_each_can_write_what_the_other_wrote(site: Site) -> None:
     _cms(site, "echo beside > content/posts/deep/beside.md\n" + _save(site, "deep", "content/posts"))
 
     assert _run_once(site).of("published")
-    for path in ("content/posts/there.md", "content/posts/deep/theirs.md"):
+    for path in paths:
         shown = site.git("-c", "safe.directory=*", "show", f"main:{path}", cwd=site.remote)
         assert shown == "theirs\nedited"
 
