@@ -183,7 +183,7 @@ def set_entries(git: Git, entries: Mapping[str, Entry | None], env: Mapping[str,
         f"{entry.mode} {entry.blob}\t{path}" if entry else f"0 {null}\t{path}"
         for path, entry in sorted(entries.items(), key=lambda item: item[1] is not None)
     )
-    git.fields("update-index", "-z", "--add", "--replace", "--index-info", lines=lines, env=env)
+    git.fields("update-index", "-z", "--index-info", lines=lines, env=env)
 
 
 def hash_files(git: Git, paths: Collection[str], *options: str) -> list[str]:

@@ -46,8 +46,8 @@ _ENDING_ALONE = frozenset(
     | {"fast-import", "update-ref"}
 )
 """Commands that ask no remote, and end without the worker: within milliseconds, or as their input ends."""
-_HARMLESS = frozenset({"commit-tree"})
-"""Commands that hold no lock: an orphan writes an object at most, and a program that signs may hang."""
+_HARMLESS = frozenset({"commit-tree", "--add", "checkout-index"})
+"""Commands that hold no lock: they start programs that sign or filter, and such an orphan may hang."""
 
 
 @dataclass(eq=False, repr=False)
@@ -328,7 +328,6 @@ class Git(Surroundings):
         place = [] if discover else [f"--git-dir={self.repo.git_dir}"]
         if self.worktree is not None and not discover:
             place.append(f"--work-tree={self.worktree}")
-        name = messages.name_of(args)
         prefix = _with_death_signal() if _ENDING_ALONE.isdisjoint(args[:5]) else ()
         if self._environment is None:
             self._environment = self.variables(self.settings)
@@ -345,7 +344,7 @@ class Git(Surroundings):
                     stderr=subprocess.PIPE,
                     cwd=self.worktree or (self._place if self._place.exists() else self._place.parent),
                     env={**self._environment, **env},
-                    pass_fds=() if name in _HARMLESS else self.pass_fds,
+                    pass_fds=self.pass_fds if _HARMLESS.isdisjoint(args) else (),
                     start_new_session=True,  # no terminal: ssh-keygen would ask there for a passphrase
                 )
         except FileNotFoundError as error:
@@ -355,7 +354,7 @@ class Git(Surroundings):
             raise PublishError(FailureCode.GIT_MISSING, "git was not found", fix) from error
         except OSError as error:
             raise PublishError.from_os("git could not be started", error) from error
-        command = Command(process, name, self.timeout)
+        command = Command(process, messages.name_of(args), self.timeout)
         self._active.append(command)
         if self._aborted.is_set():  # since the check above: `abort` may have missed this process
             command.end()

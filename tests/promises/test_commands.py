@@ -122,6 +122,21 @@ def test_a_signing_program_that_hangs_does_not_keep_the_next_worker_out(site: Si
     assert psutil.pid_exists(int(strays.read_text().split()[0])), "the program is there"
 
 
+def test_a_filter_that_hangs_does_not_keep_the_next_worker_out(site: Site, strays: Path) -> None:
+    site.write_post(".gitattributes", "*.md filter=slow\n")
+    site.commit_all()
+    hangs = program(site.root / "filter", f"echo $$ >> {strays}\nexec sleep 60")
+    site.git("config", "filter.slow.clean", str(hangs))
+    save(site, "a")
+    with site.running() as worker:
+        eventually(strays.read_text)
+        worker.kill()
+        worker.wait()
+        site.git("config", "filter.slow.clean", "cat")
+        assert "published" in site.run_once().names()
+    assert psutil.pid_exists(int(strays.read_text().split()[0])), "the filter is there"
+
+
 def test_a_daemon_of_a_remotes_hook_does_not_keep_the_next_worker_out(site: Site, strays: Path) -> None:
     program(site.remote / "hooks" / "post-receive", DAEMON.format(strays=strays))
     save(site, "a")
