@@ -132,25 +132,23 @@ def test_a_wall_clock_that_jumps_delays_no_retry_and_forgets_no_hold(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "least"),
     [
-        ("$worker run --once >&-", False),
-        ("$worker run --once > /dev/full", True),
-        ("$worker run --once | true", True),
-        ("$worker run --once | sleep 3", False),
+        ("$worker run --once >&-", 0),
+        ("$worker run --once > /dev/full", 1),
+        ("$worker run --once | true", 0),
+        ("$worker run --once | sleep 3", 0),
     ],
     ids=["closed", "a full disk", "a reader that left", "a reader that does not read"],
 )
 def test_a_log_that_cannot_be_written_stops_no_post_and_is_told_once(
-    site: Site, script: str, *, told: bool
+    site: Site, script: str, least: int
 ) -> None:
     save(site, "a", "b")
     result = site.shell(script)
     complaints = [line for line in result.stderr.splitlines() if "the log cannot be written" in line]
-    assert len(complaints) <= 1
-    if told and "full" in script:
-        assert len(complaints) == 1
-    assert sorted(s for _, s in site.remote_log()) == ["Publish a", "Publish b", "Start the site"]
+    assert least <= len(complaints) <= 1
+    assert sorted(site.subjects()) == ["Publish a", "Publish b", "Start the site"]
     assert site.jobs() == []
 
 
