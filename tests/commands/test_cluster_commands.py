@@ -227,9 +227,6 @@ def test_a_host_is_healthy_while_the_database_answers_and_a_worker_lives(
     assert cluster.command("health", "--no-worker", BRITER_DATABASE_URL=away).returncode == 1
 
 
-# --- what a folder's commands must not pay for
-
-
 def test_beside_a_folder_nothing_of_the_cluster_is_loaded(site: Site) -> None:
     site.save("late", [POST], scheduledFor=LATE)
     site.write_post(POST, "Hello\n")

@@ -276,9 +276,6 @@ def test_pulls_come_less_often_while_they_fail_and_an_order_stays_until_one_succ
     assert not answered.exists()
 
 
-# --- in a cluster
-
-
 def updates(done: Result) -> list[list[str]]:
     """The paths of each update that the node emitted."""
     return [each["paths"] for each in done.of("site-updated")]

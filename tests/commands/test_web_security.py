@@ -123,18 +123,12 @@ def test_after_five_wrong_tokens_their_sender_has_to_wait(
     assert dashboard.api.get("/api/status").status_code == 429
 
 
-# --- Proxies
-
-
 @pytest.mark.parametrize(("trusted", "secure"), [("", False), ("127.0.0.1", True), ("192.0.2.0/24", False)])
 def test_only_a_trusted_proxy_is_believed_about_https(site: Site, trusted: str, *, secure: bool) -> None:
     with serving(site, BRITER_TRUSTED_PROXIES=trusted) as dashboard, dashboard.visitor() as visitor:
         visitor.headers.update({"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.7"})
         cookie = sign_in(visitor, TOKEN).headers["set-cookie"].lower()
     assert ("; secure" in cookie) is secure
-
-
-# --- Listening
 
 
 def test_a_port_that_is_taken_is_reported_with_the_fix(site: Site) -> None:
