@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -161,7 +161,7 @@ def postgres_server() -> Iterator[Server]:
         server = Server(folder)
         server.start()
         server.create(_TEMPLATE)
-        with Database(server.url(_TEMPLATE)) as database:
+        with closing(Database(server.url(_TEMPLATE))) as database:
             database.upgrade()
         yield server
         server.stop()
@@ -190,7 +190,7 @@ def empty_database_url(postgres_server: Server) -> Iterator[str]:
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
     """A fresh database with all tables."""
-    with Database(database_url) as opened:
+    with closing(Database(database_url)) as opened:
         yield opened
 
 

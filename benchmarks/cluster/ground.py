@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +103,7 @@ class Ground:
     @contextmanager
     def cluster(self, names: Sequence[str], remotes: Path) -> Iterator[Cluster]:
         """Yield a worker's database with these sites."""
-        with self.database() as url, Database(url) as database:
+        with self.database() as url, closing(Database(url)) as database:
             database.upgrade()
             cluster = Cluster(self.lab, url, database)
             settings = cluster.settings()

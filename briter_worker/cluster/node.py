@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -80,7 +80,7 @@ def run_node(
     logging.getLogger("psycopg").propagate = False  # a plugin's handlers would show it unredacted
     # One more for the node's own loop; a further one listens. To plan a statement costs more than to run it.
     plans = "force_generic_plan"
-    with Database(settings.database_url, connections=workers + 1, plan_cache_mode=plans) as database:
+    with closing(Database(settings.database_url, connections=workers + 1, plan_cache_mode=plans)) as database:
         if once:
             database.check()
         node = Node(settings, database, log, metrics, slots=workers)

@@ -155,6 +155,8 @@ def _values(files: Mapping[str, bytes | None], allowlist: Allowlist, max_bytes: 
             path = allowlist.resolve(declared)
         except PathRefusedError as refused:
             raise GatherError(f"{declared}: {refused.reason}") from None
+        if content is not None and path != declared:
+            raise GatherError(f"{declared} names a folder, and has a content")
         if content is not None and len(content) > max_bytes:
             raise GatherError(f"{path} has {len(content)} bytes, more than the {max_bytes} allowed")
         resolved[path] = content

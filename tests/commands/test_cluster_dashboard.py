@@ -232,6 +232,7 @@ def test_an_address_that_postgres_cannot_take_is_no_page(dashboard: Dashboard) -
         ({"contents": None}, "contents"),
         ({"contents": {"../etc/passwd": "YQ=="}}, "../etc/passwd"),
         ({"contents": {"secret/a.md": "YQ=="}}, "secret/a.md"),
+        ({"contents": {"content/sub/": "YQ=="}}, "content/sub/ names a folder"),
         ({"paths": ["content/b.md"]}, "leave paths out"),
         ({"slug": ""}, "slug"),
         ({"scheduledFor": "soon"}, "soon"),

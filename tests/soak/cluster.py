@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -212,7 +212,7 @@ class Cluster:
         stack.callback(self._server.stop)
         self._server.create("soak")
         self._url = self._server.url("soak")
-        with Database(self._url) as database:
+        with closing(Database(self._url)) as database:
             database.upgrade()
         remotes = self._root / "remotes"
         remotes.mkdir()

@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def test_a_database_in_another_encoding_is_refused_with_the_fix(postgres_server:
     with psycopg.connect(postgres_server.url("postgres"), autocommit=True) as connection:
         connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     try:
-        with Database(postgres_server.url("latin")) as database:
+        with closing(Database(postgres_server.url("latin"))) as database:
             for use in (database.upgrade, database.check):
                 with pytest.raises(DatabaseError, match="the encoding LATIN1") as refused:
                     use()
@@ -59,7 +60,7 @@ def test_the_connection_is_utf8_whatever_the_client_is_configured_for(
         monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     else:
         database_url += "?client_encoding=LATIN1"
-    with Database(database_url) as database:
+    with closing(Database(database_url)) as database:
         add_site(database, "žluťoučký ✓")
         with database.connection() as connection:
             assert connection.execute("SELECT name FROM sites").fetchone() == ("žluťoučký ✓",)
@@ -71,7 +72,7 @@ def test_a_node_goes_on_when_an_upgrade_adds_a_column(database: Database) -> Non
     execute(database, "DELETE FROM migrations WHERE name LIKE '%_actors'")
     for _ in range(10):  # until the statement is prepared
         take_site(database)
-    with Database(database.conninfo) as newer:
+    with closing(Database(database.conninfo)) as newer:
         assert newer.upgrade() == ["0005_actors"]
     assert take_site(database)["changed_by"] == ""
 
@@ -255,7 +256,7 @@ def test_taking_a_site_waits_for_the_running_transaction_of_its_worker(database:
 
 def test_a_worker_suspended_in_a_transaction_does_not_keep_the_site(database_url: str) -> None:
     hurried = f"{database_url}?options=-c%20idle_in_transaction_session_timeout%3D300ms"
-    with Database(hurried) as sleeper, Database(database_url) as database:
+    with closing(Database(hurried)) as sleeper, closing(Database(database_url)) as database:
         add_site(database)
         token = take(database)
         save(database, "a")
@@ -279,7 +280,7 @@ def save_path(database: Database, slug: str, path: str, created: float) -> None:
 
 def test_many_producers_of_one_post_leave_one_job_with_all_paths(database_url: str) -> None:
     producers, each = 8, 12
-    with Database(database_url, connections=producers) as database:
+    with closing(Database(database_url, connections=producers)) as database:
         add_site(database)
 
         def produce(producer: int) -> None:

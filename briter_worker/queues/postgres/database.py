@@ -24,7 +24,6 @@ from briter_worker.errors import UnavailableError, conceal, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from typing import Self
 
     from psycopg.rows import TupleRow
 
@@ -251,12 +250,6 @@ class Database:
             self._try_to_connect()
         except DatabaseError:
             self.close(timeout=0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _try_to_connect(self) -> None:
         """Raise DatabaseError with the reason, which the pool does not report, if Postgres cannot be used."""
