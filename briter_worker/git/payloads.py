@@ -79,9 +79,7 @@ class Gathered:
             return folders.read(self.sources[blob], _ANY_SIZE)[1] or b""
 
 
-def gather(
-    root: Path, paths: Sequence[str], *, allowlist: Allowlist, max_bytes: int, saved_at: float = 0.0
-) -> Gathered:
+def gather(root: Path, paths: Sequence[str], *, allowlist: Allowlist, max_bytes: int) -> Gathered:
     """Return everything below `root` that these paths declare. The database knows when they were saved.
 
     Raises GatherError for what cannot be sent as a whole, and OSError for what cannot be read.
@@ -112,7 +110,7 @@ def gather(
         if not any(is_inside(path, each) for each in history.sparse):
             sent[path] = "", None
     files = [
-        SubmittedFile(path, *each, saved_at, history.base(path), history.has_git)
+        SubmittedFile(path, *each, _UNKNOWN, history.base(path), history.has_git)
         for path, each in sent.items()
     ]
     whole = [each for each in found.folders if not any(is_inside(each, path) for path in stays)]
