@@ -9,9 +9,11 @@ import sys
 import textwrap
 import tomllib
 from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from briter_worker.allowlist import FOLDERS, Allowlist
 from briter_worker.errors import FailureCode
@@ -138,6 +140,12 @@ def test_every_dependency_is_pinned_by_name_and_version_only() -> None:
     wanted = [*pyproject["build-system"]["requires"], *pyproject["project"]["dependencies"]]
     wanted += [line for extra in pyproject["project"]["optional-dependencies"].values() for line in extra]
     assert {re.split(r"[><=\[ ]", line)[0].replace("_", "-").lower() for line in wanted} <= pinned
+
+
+def test_what_is_pinned_runs_with_the_first_python_3_11() -> None:
+    """Debian 12 has 3.11.2, where the newest version of a package may not be had any more."""
+    needs = {each.name: each.metadata["Requires-Python"] or "" for each in distributions()}
+    assert [name for name, python in needs.items() if "3.11.0" not in SpecifierSet(python)] == []
 
 
 def test_the_crontab_in_the_text_is_the_one_in_the_file() -> None:
