@@ -41,6 +41,8 @@ class CheckedHistory(RuleBasedStateMachine):
     """Files that are no jobs, by name."""
     flying: set[str]
     """The saves in flight after the last drain."""
+    joined: dict[str, set[str]]
+    """The paths of saves that stand for older ones, too."""
     known: dict[bool, set[str]]
     """The commits that were looked at, on the remote and here."""
     messages: Counter[str]
@@ -75,8 +77,10 @@ class CheckedHistory(RuleBasedStateMachine):
                 waits = winner.until > self.now
                 assert waits or save.id not in started, f"given up for a due save: {save}, {winner}"
                 started.pop(save.id, None)
-                if not set(save.paths) <= set(winner.paths):
+                known = self.joined.setdefault(winner.id, set(winner.paths))
+                if not set(save.paths) <= known:
                     winner.is_tried = False  # its paths are more now
+                known |= self.joined.get(save.id, {*save.paths})
             elif isinstance(event, seen.Revived):
                 save.attempts = 0
             elif isinstance(event, seen.Cancelled):
@@ -154,6 +158,7 @@ class CheckedHistory(RuleBasedStateMachine):
             if save.until:
                 assert document["scheduledFor"] == iso(save.until)
             if save.id in flying:
+                save.is_tried = save.is_tried and not died  # the event comes before the change of state
                 continue
             attempts = document.get("attempts") or 0
             if not isinstance(attempts, int):

@@ -81,6 +81,7 @@ class Machine(CheckedHistory):
         self.events = []
         self.torn = {}
         self.flying = set()
+        self.joined = {}
         before = set(self.site.git("rev-list", "main").split())
         self.known = {True: before, False: set(before)}
         self.messages = Counter()
