@@ -78,12 +78,14 @@ def run_node(
     With `once`, until nothing is due; then DatabaseError is raised when Postgres cannot be used.
     """
     logging.getLogger("psycopg").propagate = False  # a plugin's handlers would show it unredacted
-    # One more for the node's own loop; a further one listens. To plan a statement costs more than to run it.
-    plans = "force_generic_plan"
-    with closing(Database(settings.database_url, connections=workers + 1, plan_cache_mode=plans)) as database:
+    url, plans = settings.database_url, "force_generic_plan"  # to plan a statement costs more than to run it
+    with (
+        closing(Database(url, connections=workers, plan_cache_mode=plans)) as database,
+        closing(Database(url, connections=1)) as own,  # the drains' statements are planned in few connections
+    ):
         if once:
             database.check()
-        node = Node(settings, database, log, metrics, slots=workers)
+        node = Node(settings, database, own, log, metrics, slots=workers)
         try:
             with node.stop.on_signals():
                 log(WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
@@ -153,6 +155,7 @@ class Node:
         self,
         settings: Settings,
         database: Database,
+        own: Database,
         log: LogSink,
         metrics: MetricsSink | None,
         *,
@@ -161,7 +164,7 @@ class Node:
         self.counts = Counts()
         self.sinks = NodeSinks(settings, database, log, metrics)
         self._settings = settings
-        self._database = database
+        self._database, self._own = database, own
         self._log = log
         self._slots = slots
         # Containers with their host's network have one name and the process 1.
@@ -170,9 +173,8 @@ class Node:
         self._leases = Leases(database, self._name, settings)
         plugins = Plugins(settings.plugins)
         self._drains = SiteDrains(settings, database, plugins, self.sinks, self._health, self._leases)
-        self.stop = Stop(
-            self._announce_stop, limit=settings.worker_shutdown_timeout_ms / 1000, abort=self._drains.abort
-        )
+        limit = settings.worker_shutdown_timeout_ms / 1000
+        self.stop = Stop(self._announce_stop, limit=limit, abort=self._drains.abort)
         self._per_host = settings.worker_per_host or max(1, slots // 2)
         self._poll = settings.worker_poll_interval_ms / 1000
         self._outage = _Outage(log)
@@ -222,7 +224,7 @@ class Node:
             for thread in threads:
                 thread.join()
         with suppress(DatabaseError):
-            forget_node(self._database, self._name)
+            forget_node(self._own, self._name)
 
     def run_once(self) -> None:
         """Drain sites until nothing is due that this node can publish. Raises DatabaseError."""
@@ -230,9 +232,8 @@ class Node:
         while not self.stop.is_set() and self._health.problem is None:
             before = self.counts.completed
             self._tick()
-            self._swept = self._leases.sweep(
-                is_steady=self._outage.is_steady(), besides=self._idle, doubt=0.0
-            )
+            steady = self._outage.is_steady()
+            self._swept = self._leases.sweep(is_steady=steady, besides=self._idle, doubt=0.0)
             self._lanes = [_Lane(self._guard, self._slots, (False, True))]
             threads = [threading.Thread(target=self._work, args=self._lanes) for _ in range(self._slots)]
             for thread in threads:
@@ -244,12 +245,13 @@ class Node:
             if self.counts.completed == before:
                 break
         with suppress(DatabaseError):
-            collect_blobs(self._database)
-            forget_node(self._database, self._name)
+            collect_blobs(self._own)
+            forget_node(self._own, self._name)
 
     def _announce_stop(self, event: Event) -> None:
         self._log(event)
         self._database.give_up()
+        self._own.give_up()
 
     # The node's own loop
 
@@ -257,7 +259,7 @@ class Node:
         """Wait until Postgres can be used; return False when stopped."""
         while not self.stop.is_set():
             try:
-                self._database.check()
+                self._own.check()
             except VersionError:
                 raise
             except DatabaseError as error:
@@ -274,8 +276,7 @@ class Node:
         try:
             if now >= self._report_at:
                 self._report_at = now + _REPORT_S
-                facts = describe_node(self._settings, self._health, self._database)
-                report_node(self._database, self._name, facts)
+                report_node(self._own, self._name, describe_node(self._settings, self._health, self._own))
             if now >= self._poll_at:
                 self._poll_at = self._look_at = now + self._poll
                 self._swept = self._leases.sweep(is_steady=self._outage.is_steady(), besides=self._resting())
@@ -320,7 +321,7 @@ class Node:
         """Delete blobs that nothing refers to, and old receipts."""
         while not self._is_ending:
             with suppress(DatabaseError, StoreError):
-                collect_blobs(self._database)
+                collect_blobs(self._own)
                 self.sinks.retire()
             time.sleep(_HOUSEKEEPING_S)
 
