@@ -41,8 +41,7 @@ SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 """Pattern of a site's name, which also names a folder of the clone cache."""
 _MONTH_MS = 31 * 24 * 60 * 60 * 1000
 _FIXES = {
-    "dashboard_token": "make one: openssl rand -hex 32",
-    "pull_secret": "make one: openssl rand -hex 32",
+    **dict.fromkeys(("dashboard_token", "pull_secret"), "make one: openssl rand -hex 32"),
     "webhook_secret": "make one: echo whsec_$(openssl rand -base64 32)",
 }
 _ACCEPTED = {
@@ -54,8 +53,7 @@ _ACCEPTED = {
     "string": "a text",
     "tuple": "a list, or one text with commas",
     "too": "a list that is not empty",
-    "dict": "a JSON object",
-    "json": "a JSON object",
+    **dict.fromkeys(("dict", "json"), "a JSON object"),
 }
 """Accepted values by the first word of the type of pydantic's error. Other errors name them."""
 PER_SITE = (
@@ -153,8 +151,9 @@ def _check_networks(texts: tuple[str, ...]) -> tuple[str, ...]:
 def _check_address(address: str, info: ValidationInfo) -> str:
     scheme = "https?" if info.data.get("webhook_allow_private") else "https"
     if not re.fullmatch(scheme + _ADDRESS, address):
-        schemes = scheme.replace("?", " or http")
-        raise ValueError(f"an address with {schemes}, such as https://example.org/hook")
+        raise ValueError(
+            f"an address with {scheme.replace('?', ' or http')}, such as https://example.org/hook"
+        )
     return address
 
 
@@ -183,6 +182,7 @@ _Texts = Annotated[tuple[str, ...], BeforeValidator(_split), _list_schema("strin
 def _setting(default: object, description: str, *, secret: bool = False, **more: Any) -> Any:  # noqa: ANN401
     """Return a field. A default that is a function derives from the settings above it."""
     more["default_factory" if callable(default) else "default"] = default
+    more["json_schema_extra"] = {"writeOnly": True} if secret else None
     return Field(**more, description=description, repr=not secret)
 
 
@@ -393,9 +393,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {os_error_text(error, with_path=False)}", os_error_fix(error)
-        ) from None
+        text = os_error_text(error, with_path=False)
+        raise UsageError(f"{path} cannot be read: {text}", os_error_fix(error)) from None
     except json.JSONDecodeError as error:
         where = f"{path}, line {error.lineno}, column {error.colno}"
         raise UsageError(f"{where}: not valid JSON: {error.msg}") from None
@@ -465,16 +464,13 @@ def _merge(
         layer = upper if name in upper else lower
         raise UsageError(_refusal(source_of(name), layer[name], error), _FIXES.get(name, "")) from None
     if settings.adapter == "custom" and not settings.allowed_paths:
-        raise UsageError(
-            f"{source_of('adapter')} is custom, which has no folders of its own",
-            "name them in BRITER_ALLOWED_PATHS (allowedPaths)",
-        )
+        fix = "name them in BRITER_ALLOWED_PATHS (allowedPaths)"
+        raise UsageError(f"{source_of('adapter')} is custom, which has no folders of its own", fix)
     if 0 < settings.git_pull_interval_ms < settings.worker_poll_interval_ms:
         source, poll = source_of("git_pull_interval_ms"), settings.worker_poll_interval_ms
-        raise UsageError(
-            f"{source} is {settings.git_pull_interval_ms}, below the poll interval of {poll} ms",
-            "set it to 0 or to the poll interval or more, or lower BRITER_WORKER_POLL_INTERVAL_MS",
-        )
+        text = f"{source} is {settings.git_pull_interval_ms}, below the poll interval of {poll} ms"
+        fix = "set it to 0 or to the poll interval or more, or lower BRITER_WORKER_POLL_INTERVAL_MS"
+        raise UsageError(text, fix)
     settings._config_path = path  # noqa: SLF001 - this module's model
     return settings
 
@@ -496,9 +492,6 @@ def settings_schema() -> dict[str, Any]:
     """
     described = Settings.model_json_schema()["properties"]
     properties = {to_camel(name): described[name] for name in Settings.model_fields}
-    for name, field in Settings.model_fields.items():
-        if not field.repr:
-            properties[to_camel(name)]["writeOnly"] = True
     properties["adapter"]["enum"] = list(FOLDERS)
     return {
         "title": "Briter Worker configuration",

@@ -166,7 +166,7 @@ def describe_node(settings: Settings, health: Health, database: Database) -> dic
         "dryRun": settings.worker_dry_run,
         "version": version("briter-worker"),
         "settings": hashlib.sha256(text.encode()).hexdigest()[:8],
-        "ahead": time.time() - database.now(),
+        "ahead": time.time() - database.read_clock(),
         "problem": health.problem and health.problem.message,
         "fix": health.problem.fix if health.problem else "",
     }

@@ -250,8 +250,7 @@ class Node:
 
     def _announce_stop(self, event: Event) -> None:
         self._log(event)
-        self._database.give_up()
-        self._own.give_up()
+        self._database.give_up(self._own)
 
     # The node's own loop
 
@@ -277,6 +276,7 @@ class Node:
             if now >= self._report_at:
                 self._report_at = now + _REPORT_S
                 report_node(self._own, self._name, describe_node(self._settings, self._health, self._own))
+                self._database.set_clock(self._own.now())  # one that took no site knows the time, too
             if now >= self._poll_at:
                 self._poll_at = self._look_at = now + self._poll
                 self._swept = self._leases.sweep(is_steady=self._outage.is_steady(), besides=self._resting())

@@ -19,7 +19,7 @@ from sites import events_in, eventually, write_files
 
 from briter_worker.client import compose
 from briter_worker.cluster import sites
-from briter_worker.cluster.health import Health, host_of, running_nodes
+from briter_worker.cluster.health import Health, describe_node, host_of, report_node, running_nodes
 from briter_worker.cluster.leases import Leases
 from briter_worker.cluster.submit import enqueue, send
 from briter_worker.errors import Failure, FailureCode
@@ -255,6 +255,13 @@ def test_without_network_no_node_counts_an_attempt_and_one_hosts_failure_is_that
     health.probe()
     assert health.problem is None
     assert health.blames_node("c", "one.example", failure)  # nothing was reached since
+
+
+def test_a_node_counts_as_alive_although_postgress_clock_was_set_forward(farm: Farm) -> None:
+    farm.database.set_clock(farm.database.read_clock() - 60)  # as it was read before
+    facts = describe_node(farm.settings(), Health(farm.settings(), lambda _: None), farm.database)
+    report_node(farm.database, "one", facts)
+    assert [node.name for node in running_nodes(farm.database)] == ["one"]
 
 
 @pytest.mark.parametrize("ports", [1, 6], ids=["one host", "many hosts"])

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from briter_worker.job import Document, Job, QuietTime
 
-
 _ONE_FILE_ONLY = frozenset({errno.EPERM, errno.EBUSY, errno.EXDEV})
 """A rename fails so because of that file: it is immutable, or mounted."""
 _PAUSE = TypeAdapter(Pause)
@@ -425,8 +424,7 @@ class DiskQueue:
                 return file.document
             if file.job.status is Status.FAILED:
                 return with_state(file.document, now, status=Status.PENDING, attempts=0)
-            # `updatedAt` stays: the failure is older than the end of the site condition.
-            return {**file.document, "nextAttemptAt": None}
+            return {**file.document, "nextAttemptAt": None}  # not `updatedAt`: it failed before the end
 
         names = [
             name

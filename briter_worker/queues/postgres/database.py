@@ -244,12 +244,13 @@ class Database:
         if pool is not None:
             pool.close(timeout)
 
-    def give_up(self) -> None:
-        """If Postgres cannot be used now, let nobody wait for it any longer."""
+    def give_up(self, *others: Database) -> None:
+        """If Postgres cannot be used now, let nobody wait for it any longer, here and in the others."""
         try:
             self._try_to_connect()
         except DatabaseError:
-            self.close(timeout=0)
+            for each in (self, *others):
+                each.close(timeout=0)
 
     def _try_to_connect(self) -> None:
         """Raise DatabaseError with the reason, which the pool does not report, if Postgres cannot be used."""
