@@ -270,9 +270,7 @@ class Settings(BaseSettings):
         dict, "Plugin settings: a JSON object, keyed by plugin name.", secret=True
     )
     history_keep_days: int = _setting(365, "Days after which a receipt is deleted.", ge=1, le=36_500)
-    published_href_template: str = _setting(
-        "", "Address of a published post: `https://example.org/notes/{slug}`."
-    )
+    published_href_template: str = _setting("", "Address of a post: `https://example.org/notes/{slug}`.")
     commit_href_template: str = _setting(
         "", "Address of a commit, for the dashboard: `https://example.org/commit/{commit}`."
     )
