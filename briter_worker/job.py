@@ -25,10 +25,13 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from briter_worker.accepted import refusal_text
 from briter_worker.errors import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from pydantic_core import ErrorDetails
 
     from briter_worker.errors import Failure
 
@@ -188,7 +191,7 @@ class Job(BaseModel):
     message: Annotated[str, Field(pattern=r"^[^\x00]*$")] | None = Field(
         None,
         validation_alias=AliasChoices("message", "commitMessage"),
-        description="The commit message, used exactly as it is. Absent: `Publish <slug>`.",
+        description="The commit message, used exactly as it is. Absent or empty: `Publish <slug>`.",
     )
     scheduled_for: _Seconds | None = Field(
         None,
@@ -235,10 +238,7 @@ class Job(BaseModel):
             return cls.model_validate(values, context="file", by_name=False)
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False)
-            where = ".".join(map(str, found[0]["loc"]))
-            said = found[0]["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-            said = said.replace("valid tuple", "list")  # what JSON calls it
-            reason = f"{where}: {said}"
+            reason = _refusal(found[0])
             broken = {str(each["loc"][0]) for each in found}
             readable = {key: value for key, value in document.items() if key not in broken}
             raise MalformedJobError(reason, readable) from None
@@ -246,7 +246,7 @@ class Job(BaseModel):
     @property
     def commit_message(self) -> str:
         """Return the message exactly as declared, or the default one."""
-        return f"Publish {self.slug}" if self.message is None else self.message
+        return self.message or f"Publish {self.slug}"
 
     @property
     def full_message(self) -> str:
@@ -277,6 +277,44 @@ class Job(BaseModel):
         if (self.next_attempt_at or 0.0) > now:
             return State.RETRYING
         return State.QUIET if (self.quiet_until or 0.0) > now else State.PENDING
+
+
+_LINE = "must be one line of text, and not empty"
+_PERSON = 'needs a name and an e-mail address: {"name": "Ada Author", "email": "ada@example.org"}'
+_EXPECTED = {
+    "id": _LINE,
+    "type": _LINE,
+    "slug": _LINE,
+    "paths": 'must be a list of texts, such as ["content/posts/hello.md"]',
+    "message": "must be a text",
+    "author": _PERSON,
+    "coAuthors": "must be a list of authors, each with a name and an email",
+    "name": "must be one line of text, without < and >",
+    "email": "must be an address without spaces, < and >",
+    "status": "must be 'pending' or 'failed'",
+    "attempts": "must be a whole number",
+    **dict.fromkeys(("lastError", "failure", "fix"), "must be a text"),
+}
+"""By key of the job file, or of an author. Times and addresses say it in errors of their own."""
+
+
+def _refusal(error: ErrorDetails) -> str:
+    """Return which key of a job file is refused, and what the contract expects there."""
+    where = ".".join(map(str, error["loc"]))
+    owner = ".".join(map(str, error["loc"][:-1]))
+    names = [part for part in error["loc"] if isinstance(part, str)]
+    expected = _EXPECTED.get(names[-1]) or refusal_text(error)
+    match error["type"]:
+        case "missing" if names[-1] in {"name", "email"}:
+            return f"{owner}: {_PERSON}"
+        case "missing":
+            return f"{where}: is missing; it {expected}"
+        case "value_error":
+            return f"{where}: {refusal_text(error)}"
+        case _ if isinstance(error["loc"][-1], int):
+            return f"{where}: {refusal_text(error)}"
+        case _:
+            return f"{where}: {expected}"
 
 
 class QuietTime(NamedTuple):

@@ -27,6 +27,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, SettingsConfigDict
 
+from briter_worker.accepted import accepted_text
 from briter_worker.allowlist import ADAPTER_EXCLUDED, EXCLUDED, FOLDERS, Allowlist, compile_patterns
 from briter_worker.errors import UsageError, one_line, os_error_fix, os_error_text
 from briter_worker.job import MalformedJobError, without_duplicates
@@ -44,18 +45,6 @@ _FIXES = {
     **dict.fromkeys(("dashboard_token", "pull_secret"), "make one: openssl rand -hex 32"),
     "webhook_secret": "make one: echo whsec_$(openssl rand -base64 32)",
 }
-_ACCEPTED = {
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "greater": "{ge} or more",
-    "less": "{le} or less",
-    "string": "a text",
-    "tuple": "a list, or one text with commas",
-    "too": "a list that is not empty",
-    **dict.fromkeys(("dict", "json"), "a JSON object"),
-}
-"""Accepted values by the first word of the type of pydantic's error. Other errors name them."""
 PER_SITE = (
     "adapter", "allowed_paths", "excluded_paths", "git_branch", "git_author_name", "git_author_email",
     "git_signing_key", "git_signing_format", "git_co_authors", "git_timeout_ms", "worker_dry_run",
@@ -474,9 +463,7 @@ def _merge(
 
 
 def _refusal(source: str, value: object, error: ErrorDetails) -> str:
-    accepted = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if ours := _ACCEPTED.get(error["type"].partition("_")[0]):
-        accepted = ours.format(**error.get("ctx", {}))
+    accepted = accepted_text(error)
     if not Settings.model_fields[str(error["loc"][0])].repr:
         return f"{source} is not accepted (not shown here); accepted: {accepted}"
     shown = one_line(json.dumps(value, ensure_ascii=False, default=str), length=200)

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from briter_worker.accepted import refusal_text
 from briter_worker.cluster import sites
 from briter_worker.cluster.sites import Site
 from briter_worker.errors import DeclinedError, UsageError, one_line
@@ -95,7 +96,7 @@ def read_sites(text: str, node: Settings, *, source: str) -> list[Site]:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise UsageError(
-            f"{source}: {one_line(where)}: {first['msg']}",
+            f"{source}: {one_line(where)} {refusal_text(first)}",
             f"sites: and below each name some of {', '.join(_KEYS)}; site export prints such a file",
         ) from None
     except (yaml.YAMLError, ValueError) as error:  # a number may have too many digits

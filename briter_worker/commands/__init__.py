@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 import typer.main
+from pydantic import ValidationError
+from typer.core import TyperCommand
 
+from briter_worker.accepted import refusal_text
 from briter_worker.errors import (
     FailureCode,
     FixableError,
@@ -161,6 +164,19 @@ def user_name() -> str:
     return str(os.getuid())
 
 
+class _Command(TyperCommand):
+    """A command that says what is accepted in our words: Typer shows those of pydantic."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Read the arguments. Raises typer.BadParameter."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as refused:
+            if isinstance(refused.__cause__, ValidationError):
+                refused.message = refusal_text(refused.__cause__.errors(include_url=False)[0])
+            raise
+
+
 def build_app(wanted: str | None = None) -> typer.Typer:
     """Return the command line with the wanted command alone, or with all: a worker needs few imports."""
     app = typer.Typer(
@@ -179,7 +195,7 @@ def build_app(wanted: str | None = None) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(name)(command)
+            app.command(name, cls=_Command)(command)
     return app
 
 

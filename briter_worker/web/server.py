@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from briter_worker.accepted import refusal_text
 from briter_worker.errors import (
     DeclinedError,
     FixableError,
@@ -217,7 +218,8 @@ def _problem_of(error: Exception) -> ProblemError:
             return ProblemError(error.status_code, text, headers=error.headers)
         case RequestValidationError():
             wrong = [
-                {"where": ".".join(map(str, each["loc"])), "what": each["msg"]} for each in error.errors()
+                {"where": ".".join(map(str, each["loc"])), "what": refusal_text(each)}
+                for each in error.errors()
             ]
             text = "; ".join(f"{each['where']}: {each['what']}" for each in wrong)
             return ProblemError(422, text, errors=wrong)

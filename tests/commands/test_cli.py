@@ -330,7 +330,10 @@ def test_the_schemas_are_json(site: Site) -> None:
     ("arguments", "said"),
     [
         (["publish"], "publish"),
-        (["list", "--status", "odd"], "odd"),
+        (["list", "--status", "odd"], "'odd' is not one of 'pending', 'scheduled', 'failed', 'all'"),
+        (["history", "--limit", "few"], "'--limit': must be a whole number"),
+        (["history", "--limit", "0"], "'--limit': must be 1 or more"),
+        (["schema", "jobs"], "'jobs' is not one of 'job', 'config'"),
         (["run", "--twice"], "--twice"),
         (["show"], "SLUG"),
         (["retry"], "--all"),

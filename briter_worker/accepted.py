@@ -1,0 +1,46 @@
+"""Sentences about values that pydantic refuses: producers and operators have never heard of pydantic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_PREFIX = "Value error, "
+"""What pydantic puts before the message of a ValueError of ours."""
+_ACCEPTED = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "greater": "{ge} or more",
+    "less": "{le} or less",
+    "string": "a text",
+    "tuple": "a list, or one text with commas",
+    "list": "a list",
+    "too": "a list that is not empty",
+    "literal": "{expected}",
+    "enum": "{expected}",
+    **dict.fromkeys(("dict", "json", "model"), "a JSON object"),
+}
+"""Accepted values by the first word of the type of pydantic's error. Other errors name them."""
+
+
+def accepted_text(error: ErrorDetails) -> str:
+    """Return what is accepted in place of the refused value, such as `a whole number`."""
+    if ours := _ACCEPTED.get(error["type"].partition("_")[0]):
+        return ours.format(**error.get("ctx", {}))
+    return error["msg"].removeprefix(_PREFIX).removeprefix("Input should be ")
+
+
+def refusal_text(error: ErrorDetails) -> str:
+    """Return what is wrong with a value, to be read after its name, such as `must be a whole number`."""
+    match error["type"]:
+        case "missing":
+            return "is missing"
+        case "extra_forbidden":
+            return "is not known here"
+        case "value_error":
+            return error["msg"].removeprefix(_PREFIX)
+        case _:
+            return f"must be {accepted_text(error)}"
