@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, cast
 
 from briter_worker.errors import FailureCode, PublishError
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from briter_worker.git.run import Git
 
 _PROGRESS_STEP = 100
-_DROPPED = " .,:;<>\"\\'"
 _IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
+_PLAIN = re.compile(rb"(?![\0- .,:;\"'\\])[^<>\n]+(?<![\0- .,:;\"'\\])")
+"""What every git records as it is. From other names, `git commit` drops marks: full stops until git 2.44."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,6 @@ class Person:
 
     name: str
     email: str
-
-    def plain(self) -> Person:
-        """Return the person as `git commit` records one: without the marks around the name that git drops."""
-        return Person(self.name.strip(_DROPPED) or "unknown", self.email.strip(_DROPPED))
 
     def line(self, now: float) -> bytes:
         """Return name, address and time in git's raw format."""
@@ -80,6 +77,7 @@ def write_commits(
 
     Commits, trees, blobs and the ref are durable when this returns. Raises PublishError.
     """
+    commits = _with_recorded_people(git, commits)
     names: list[str] = []
     with git.open(*FAST_IMPORT) as command:
         for number, commit in enumerate(commits, start=1):
@@ -116,12 +114,10 @@ def write_commit(
 
     Raises PublishError: SIGNING where the signer's key cannot be used.
     """
-    options, variables = ["-c", f"i18n.commitEncoding={encoding}"], {}
+    options = ["-c", f"i18n.commitEncoding={encoding}"]
+    variables: dict[str, str] = {}
     for role, line in zip(("AUTHOR", "COMMITTER"), people, strict=True):
-        ident = cast("re.Match[bytes]", _IDENT.fullmatch(line))
-        person = Person(os.fsdecode(ident["name"]), os.fsdecode(ident["email"])).plain()
-        variables[f"GIT_{role}_NAME"], variables[f"GIT_{role}_EMAIL"] = person.name, person.email
-        variables[f"GIT_{role}_DATE"] = f"@{ident['date'].decode()}"
+        variables |= _ident_variables(role, recorded_person(git, line))
     options += signer.options(git.state_dir) if signer else []
     parents, sign = ["-p", parent] if parent else [], [f"-S{signer.key}"] if signer else []
     command = (*options, "commit-tree", *sign, *parents, tree)
@@ -139,6 +135,41 @@ def write_commit(
         if failure := messages.from_signing(said):
             raise failure
     raise git.failure(["commit-tree"], said, status)
+
+
+def recorded_person(git: Git, line: bytes) -> bytes:
+    """Return an author or committer in git's raw format, as this git's `git commit` records the person.
+
+    `git fast-import` would record every mark around the name, and `git commit-tree`, which signs, would not.
+    Git refuses a name of marks alone: then the name is "unknown".
+    """
+    ident = cast("re.Match[bytes]", _IDENT.fullmatch(line))
+    if _PLAIN.fullmatch(ident["name"]) and _PLAIN.fullmatch(ident["email"]):
+        return line
+    variables = _ident_variables("AUTHOR", line)
+    status, recorded, _ = git.attempt("var", "GIT_AUTHOR_IDENT", env=variables)
+    if status:
+        recorded = git.run("var", "GIT_AUTHOR_IDENT", env={**variables, "GIT_AUTHOR_NAME": "unknown"})
+    return recorded.removesuffix(b"\n")
+
+
+def _ident_variables(role: str, line: bytes) -> dict[str, str]:
+    """Return the variables by which git gets an author or committer."""
+    ident = cast("re.Match[bytes]", _IDENT.fullmatch(line))
+    return {
+        f"GIT_{role}_NAME": os.fsdecode(ident["name"]),
+        f"GIT_{role}_EMAIL": os.fsdecode(ident["email"]),
+        f"GIT_{role}_DATE": f"@{ident['date'].decode()}",
+    }
+
+
+def _with_recorded_people(git: Git, commits: Sequence[Commit]) -> list[Commit]:
+    people = {line for commit in commits for line in (commit.author, commit.committer)}
+    recorded = {line: recorded_person(git, line) for line in people}
+    return [
+        replace(commit, author=recorded[commit.author], committer=recorded[commit.committer])
+        for commit in commits
+    ]
 
 
 def read_signature(git: Git, signer: Signer, commit: str) -> str | None:
@@ -183,10 +214,12 @@ def read_commits(git: Git, since: str, tip: str, identity: Person) -> list[Remot
         *("log", "--reverse", "--topo-order", "--no-merges", "--raw", "-z", "--no-renames", "--no-abbrev"),
         *("--encoding=UTF-8", f"--format={COMMIT_MARK}%H%n%cn <%ce>", f"{since}..{tip}", "--"),
     )
+    recorded = recorded_person(git, identity.line(0)).rpartition(b" 0 ")[0]
+    own = {str(identity), recorded.decode(errors="replace")}  # the first one of commits by earlier versions
     found: dict[str, RemoteCommit] = {}
     for text, path, _, new in read_raw(log):
         sha, committer = text.split("\n")
-        is_own = committer in (str(identity), str(identity.plain()))
+        is_own = committer in own
         commit = RemoteCommit(sha, is_own, {})
         found.setdefault(sha, commit).blobs[path] = blob_of(new)
     return [*found.values()]

@@ -175,6 +175,33 @@ def test_a_signature_changes_nothing_else_of_a_commit(site: Site, keys: Keys) ->
     assert [message.decode() for _, message in found] == MESSAGES * 2
 
 
+MARKED = ['"Q"', "Jr.", "'quoted' name,", "O'Neil", " spaces ", "...", ";"]
+"""Names with marks around them, most of which `git commit` drops: git 2.44 and newer keep full stops."""
+
+
+def committed_name(site: Site, name: str) -> str:
+    """The name that git itself records for an author; git refuses one of which nothing is left."""
+    env = {**os.environ, "GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": "a@example.org"}
+    done = subprocess.run(
+        ["git", "var", "GIT_AUTHOR_IDENT"], cwd=site.worktree, env=env, capture_output=True, check=False
+    )
+    return done.stdout.decode().partition(" <")[0] or "unknown"
+
+
+@pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "signed"])
+def test_authors_are_recorded_as_git_commit_records_them(site: Site, keys: Keys, *, signed: bool) -> None:
+    names = {f"p{number}": name for number, name in enumerate(MARKED)}
+    for slug, name in names.items():
+        site.save_post(slug, f"{slug}\n", author={"name": name, "email": '"a@example.org",'})
+    result = site.run_once(**(keys.settings("ssh") if signed else {}))
+    commits = {event["slug"]: event["commit"] for event in result.of("published")}
+    found = {
+        slug: site.git("log", "-1", "--format=%an <%ae>", commit, cwd=site.remote)
+        for slug, commit in commits.items()
+    }
+    assert found == {slug: f"{committed_name(site, name)} <a@example.org>" for slug, name in names.items()}
+
+
 def path_without(site: Site, name: str, script: str = "") -> str:
     """A PATH with everything but this program, which is `script` instead."""
     folder = site.root / "bin"
