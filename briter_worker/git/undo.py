@@ -10,6 +10,7 @@ import io
 import os
 import re
 from contextlib import closing, contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import filelock
@@ -35,6 +36,8 @@ _SHOWN = 50
 _MAX_SHOWN_BYTES = 20 << 20
 _MAX_TEXT = 1 << 20
 """With more text than this, a page shows the sizes only."""
+_KIND_DIGITS = 3
+"""Digits of a mode that tell files, links and submodules apart."""
 _LOCK_TIMEOUT_S = 30.0
 _Versions = dict[str, "Entry | None"]
 _Stats = dict[str, os.stat_result | None]
@@ -60,19 +63,34 @@ def differences(repository: Repository, commit: str) -> list[FileDifference]:
     """Return what a publication changed, by words, of its first files. Raises as `difference`."""
     _check_published(repository, commit)
     raw = repository.git.fields(*DIFF_TREE, "--raw", "--no-commit-id", "--no-abbrev", commit)
-    blobs = {path: (blob_of(old), blob_of(new)) for _, path, old, new in read_raw(raw)}
-    shown = list(blobs)[:_SHOWN]
+    entries = {path: (old, new) for _, path, old, new in read_raw(raw)}
+    shown = list(entries)[:_SHOWN]
     if not shown:
         return []
     options = ("-r", "--patch", "--word-diff=porcelain", "--unified=2")
     text = _diff(repository, commit, *options, paths=shown).decode(errors="replace")
     text = text if len(text) <= _MAX_TEXT else re.sub(r"^(?!diff --git ).*\n", "", text, flags=re.MULTILINE)
-    patches = re.split(r"^diff --git .*\n", text, flags=re.MULTILINE)[1:]
-    asked = "".join(f"{blob}\n" for path in shown for blob in blobs[path])
+    patches = iter(re.split(r"^diff --git .*\n", text, flags=re.MULTILINE)[1:])
+    asked = "".join(f"{blob_of(entry)}\n" for path in shown for entry in entries[path])
     out = repository.git.run("cat-file", "--batch-check=%(objectsize)", stdin=asked.encode()).decode()
     sizes = [int(line) if line.isdigit() else None for line in out.split("\n")]
-    found = zip(shown, sizes[::2], sizes[1::2], patches, strict=False)
-    return [FileDifference(path, (old, new), _words_of(patch)) for path, old, new, patch in found]
+    found = []
+    for path, old, new in zip(shown, sizes[::2], sizes[1::2], strict=False):
+        words = []
+        for patch in islice(patches, _patch_count(*entries[path])):
+            words += _words_of(patch)
+        found.append(FileDifference(path, (old, new), words))
+    return found
+
+
+def _patch_count(old: Entry | None, new: Entry | None) -> int:
+    """Return how many patches git prints for a path.
+
+    Where a file, a link or a submodule takes the place of another kind, git prints a deletion first.
+    """
+    if old is None or new is None:
+        return 1
+    return 1 if old.mode[:_KIND_DIGITS] == new.mode[:_KIND_DIGITS] else 2
 
 
 def _words_of(patch: str) -> list[tuple[str, str]]:

@@ -10,6 +10,9 @@ from dashboards import serving
 from briter_worker.actions import undo_post
 from briter_worker.cluster.submit import enqueue
 from briter_worker.errors import DeclinedError
+from briter_worker.git.repository import Repository
+from briter_worker.git.run import Git
+from briter_worker.git.undo import differences
 from briter_worker.git.work_tree import WorkTree
 from briter_worker.settings import load_settings
 
@@ -180,6 +183,26 @@ def test_the_differences_of_the_last_publication_are_shown(site: Site, two: tupl
     assert "\x1b" not in said
     assert site.command("show", "a", "--diff", "--json").json()["commit"] == commit
     assert site.command("show", "never", "--diff").returncode == 2
+
+
+def test_each_file_has_its_own_difference_where_a_link_became_a_file(site: Site) -> None:
+    """Git prints two patches for such a file: the link's deletion, and the new file."""
+    folder = site.worktree / "content/posts"
+    (folder / "b.md").symlink_to("welcome.md")
+    site.commit_all("A link")
+    (folder / "b.md").unlink()
+    for name in "abc":
+        site.write_post(f"content/posts/{name}.md", f"text of {name}\n")
+    commit = publish(site, paths=[f"content/posts/{name}.md" for name in "abc"])
+    repository = Repository(Git(site.worktree, remote="origin", timeout=60), branch="main", remote="origin")
+    found = {each.path: each for each in differences(repository, commit)}
+    words = {path: [word for word in each.words if word[1].strip()] for path, each in found.items()}
+    assert words == {
+        "content/posts/a.md": [("+", "text of a")],
+        "content/posts/b.md": [("-", "welcome.md"), ("+", "text of b")],
+        "content/posts/c.md": [("+", "text of c")],
+    }
+    assert found["content/posts/b.md"].sizes == (len("welcome.md"), len("text of b\n"))
 
 
 @pytest.mark.usefixtures("two")
