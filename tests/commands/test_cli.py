@@ -90,6 +90,7 @@ def test_more_than_one_push_address_exits_2_with_the_command(site: Site) -> None
     site.git("remote", "set-url", "--add", "--push", "origin", str(site.remote))
     site.git("remote", "set-url", "--add", "--push", "origin", "git@example.org:mirror.git")
     assert "Fix: git config" in site.run_once().error(2)
+    assert "git config" in site.command("doctor", "--json").finding("remote")["fix"]
 
 
 def test_a_persons_commits_are_named_with_the_command_that_pushes_them(site: Site) -> None:

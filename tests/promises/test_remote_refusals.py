@@ -107,6 +107,31 @@ def test_a_branch_that_was_set_back_is_waited_for(site: Site) -> None:
     assert_published(site, site.run_once(), "a", "b")
 
 
+@pytest.mark.parametrize("how", ["pushurl", "pushInsteadOf"])
+def test_a_replica_that_is_behind_the_push_address_is_no_rewritten_history(site: Site, how: str) -> None:
+    replica = site.root / "replica.git"
+    site.git("clone", "--quiet", "--mirror", str(site.remote), str(replica))
+    site.git("remote", "set-url", "origin", str(replica))
+    if how == "pushurl":
+        site.git("remote", "set-url", "--push", "origin", str(site.remote))
+    else:
+        site.git("config", f"url.{site.remote}.pushInsteadOf", str(replica))
+    save(site, "a")
+    assert_published(site, site.run_once(), "a")
+    save(site, "a")
+    assert site.run_once().names().count("nochange") == 1
+    site.push_elsewhere({"content/posts/theirs.md": "Theirs\n"})
+    save(site, "b")
+    assert_published(site, site.run_once(), "b")
+    assert site.command("pull").returncode == 0
+    assert (site.worktree / "content/posts/theirs.md").exists()
+    assert site.command("doctor", "--json").finding("remote")["state"] == "ok"
+    site.git("update-ref", "refs/heads/main", site.git("rev-parse", "main~2"), cwd=site.remote)
+    site.git("push", "--quiet", "--mirror", str(replica), cwd=site.remote)
+    save(site, "c")
+    assert_dead_letter(site, site.run_once(**LAST), FailureCode.REMOTE_REWRITTEN, slug="c")
+
+
 RACE = """
 read old new ref
 unset GIT_QUARANTINE_PATH GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES
