@@ -102,10 +102,20 @@ def quote_fix(text: str) -> str:
     return re.sub(r"(?i)\b(fix(?: it)?)\s*:", r"'\1':", text)
 
 
+def printable(text: str) -> str:
+    """Return the text without control and format characters other than line feeds and tabs.
+
+    Every text that a page or a terminal shows goes through this function last, whoever wrote it.
+    """
+    if text.isprintable():
+        return text
+    text = re.sub(_ANSI, "", text)
+    return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
+
+
 def many_lines(text: str) -> str:
     """Return the text redacted and without control characters other than line feeds, such as a traceback."""
-    text = redact(re.sub(_ANSI, "", text))
-    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+    return printable(redact(re.sub(_ANSI, "", text))).replace("\t", " ")
 
 
 def storable(text: str) -> str:

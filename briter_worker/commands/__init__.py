@@ -25,6 +25,7 @@ from briter_worker.errors import (
     UsageError,
     describe,
     one_line,
+    printable,
     quote_fix,
 )
 from briter_worker.events import Event, Warned
@@ -78,6 +79,7 @@ def write(text: str) -> None:
     """Print the text. A reader that has closed the pipe (`| head`) is not an error."""
     if sys.stdout is None:
         return
+    text = printable(text)
     try:
         sys.stdout.write(text if text.endswith("\n") or not text else f"{text}\n")
         sys.stdout.flush()

@@ -1,6 +1,7 @@
 """Answers: pages from templates, JSON, and problem documents (RFC 9457) for programs.
 
-Pages escape everything, allow nothing undefined, and load nothing from elsewhere.
+Pages escape everything, contain no control characters, allow nothing undefined, and load nothing from
+elsewhere.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from urllib.parse import urlencode
 
 from fastapi import HTTPException
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, Response
 
-from briter_worker.errors import is_environment, one_line, quote_fix, sentence
+from briter_worker.errors import is_environment, one_line, printable, quote_fix, sentence
 from briter_worker.job import ago, format_time, span
 from briter_worker.queues.selection import is_retryable
 from briter_worker.status import PULL_COMMAND, count, waits_since
@@ -81,6 +82,16 @@ def _when(seconds: float | None, *, relative: bool = False) -> Markup:
     )
 
 
+def _finalize(value: object) -> object:
+    """Return what a template shows of a value: no text brings a control character into a page."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _hidden_value(text: str) -> Markup:
+    """Return a text for a hidden field, exactly: what is not printable becomes a reference to its number."""
+    return Markup("").join(escape(c) if c.isprintable() else Markup("&#{};").format(ord(c)) for c in text)
+
+
 def _element_id(text: str) -> str:
     """Return an id for an element that is the same in every version of the page."""
     return "j" + hashlib.blake2s(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
@@ -104,6 +115,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
+        finalize=_finalize,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -118,6 +130,7 @@ def _environment() -> Environment:
         "sentence": sentence,
         "span": span,
         "ident": _element_id,
+        "hidden": _hidden_value,
     }
     environment.filters |= filters
     environment.tests["retryable"] = is_retryable

@@ -8,6 +8,7 @@ import os
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import quote
 
 from dashboards import Dashboard, serving
 from outcomes import save
@@ -433,7 +434,7 @@ def test_text_of_jobs_and_of_the_remote_never_becomes_markup(site: Site, dashboa
 
 
 def test_a_job_of_any_name_has_a_page_and_can_be_controlled(site: Site) -> None:
-    names = ["a/b", "..", ".", "a?b=c&d#e", "100%", "ü ñ 漢", "a//b/retry", "%2e%2e"]
+    names = ["a/b", "..", ".", "a?b=c&d#e", "100%", "ü ñ 漢", "a//b/retry", "%2e%2e", "a\u202eb"]
     for number, name in enumerate(names):
         waiting = site.save(f"post{number}", ["content/a.md"], id=f"plain{number}", scheduledFor=TOMORROW)
         waiting.write_text(waiting.read_text().replace(f'"plain{number}"', f'"{name}"'))
@@ -442,7 +443,10 @@ def test_a_job_of_any_name_has_a_page_and_can_be_controlled(site: Site) -> None:
         pages = [dashboard.page.get(html.unescape(link)) for link in links]
         assert [page.status_code for page in pages] == [200] * len(names)
         for name in names:
-            assert any(html.escape(name) in page.text for page in pages), name
+            shown = html.escape(name).replace("\u202e", " ")
+            (page,) = [page.text for page in pages if f">{shown}<" in page.text]
+            sent = {html.unescape(each) for each in re.findall(r'name="id" value="([^"]+)"', page)}
+            assert sent == {name}, "the form names the job exactly"
             assert dashboard.act("publish-now", id=name).status_code == 303, name
     assert {job["scheduledFor"] for job in site.jobs()} == {None}
 
@@ -477,3 +481,24 @@ def test_pages_report_an_unreadable_history(site: Site) -> None:
         refused = dashboard.api.get("/api/history")
         assert refused.status_code == 503
         assert "cannot be read" in refused.json()["detail"]
+
+
+def test_no_text_brings_a_control_character_into_a_page(site: Site, dashboard: Dashboard) -> None:
+    nasty = "x\x1b[31mred\x1b]0;title\x07\x9b\u202ey"
+    site.save("x\u202ey", ["content/a.md"], message=f"{nasty}\r\n{nasty}", scheduledFor=TOMORROW)
+    eventually(lambda: dashboard.json("/api/jobs")["total"])
+    dashboard.act("pause", reason=nasty, **{"for": ""})
+    for path, query in (
+        *((path, {}) for path in PAGES),
+        ("/search", {"q": nasty}),
+        ("/search", {"q": f"{nasty} red", "before": "9"}),
+        ("/published", {"show": nasty}),
+        ("/post", {"slug": nasty}),
+        ("/post", {"slug": "x\u202ey"}),
+        ("/sign-in", {"next": f"/{nasty}"}),
+        ("/", {"told": nasty}),
+        (f"/nowhere{quote(nasty)}", {}),
+    ):
+        text = dashboard.page.get(path, params=query or None, follow_redirects=True).text
+        found = {c for c in text if not c.isprintable()} - {"\n", "\t"}
+        assert not found, (path, found)
