@@ -267,10 +267,11 @@ class WorkerSkipped(Event):
 
 
 class WorkerStopping(Event):
-    """The worker claims no new jobs."""
+    """The worker claims no new jobs. `message`: what it waits for and how long, if a publication runs."""
 
     name = "worker-stopping"
     signal: str
+    message: str | None = None
 
 
 class WorkerStopped(Event):

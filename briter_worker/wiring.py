@@ -255,7 +255,7 @@ def run_worker(
                 heartbeat(lock, interval),
                 closing(open_git(settings, pass_fds=(lock.descriptor(),))) as git,
             ):
-                stop.abort = git.abort
+                stop.abort, stop.give_up = git.abort, git.give_up
                 if watcher is not None:
                     poll = settings.worker_poll_interval_ms / 1000
                     threading.Thread(target=watcher.run, args=(stop.is_set, poll), daemon=True).start()

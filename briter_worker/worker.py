@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from briter_worker.drain import Counts, Drain
 from briter_worker.errors import Failure, FailureCode, LockLostError, PublishError, StoppedError, describe
 from briter_worker.events import Event, Paused, Resumed, Warned, WorkerStopping
+from briter_worker.job import span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -32,15 +33,22 @@ _MAX_PULL_PAUSE_S = 900.0
 
 
 class Stop:
-    """The order to stop, set once by a signal; after `limit` seconds the running publication is aborted."""
+    """The order to stop, set by a signal; after `limit` seconds the running publication is aborted.
+
+    A second signal gives the publication up at once: the remote is not even asked what became of the push.
+    The next run asks, so that nothing is lost and nothing is published twice.
+    """
 
     def __init__(self, emit: Callable[[Event], None], *, limit: float, abort: Callable[[], None]) -> None:
         self._emit = emit
         self._limit = limit
         self.abort = abort
+        self.give_up = abort
+        self._is_busy = False
+        self._signals = 0
         self._stopping = threading.Event()
         self._finished = threading.Event()
-        self._limiter: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def is_set(self) -> bool:
         """Return True if no new job may be claimed."""
@@ -59,27 +67,52 @@ class Stop:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Mark what runs inside as a publication, for which a stop waits."""
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
+
     def end(self) -> None:
         """Ignore signals from now on, and return once `worker-stopping` is logged if there was one."""
         self._finished.set()
-        if self._limiter:
-            self._limiter.join()
+        for thread in self._threads:
+            thread.join()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signal's signature
-        if self._limiter or self._finished.is_set():
+        if self._finished.is_set():
             return
+        self._signals += 1  # before the thread starts: the next signal may come while it does
         self._stopping.set()
-        # Not in the handler itself, which may interrupt a write that holds the output's lock.
         name = signal.Signals(number).name
-        self._limiter = threading.Thread(
-            target=self._limit_shutdown, args=(name,), name="shutdown", daemon=True
-        )
-        self._limiter.start()
+        match self._signals:
+            case 1:
+                self._start(self._limit_shutdown, name)
+            case 2:
+                self._start(self._end_publication, name)
+
+    def _start(self, step: Callable[[str], None], name: str) -> None:
+        """Run a step outside the handler, which may interrupt a write that holds the output's lock."""
+        thread = threading.Thread(target=step, args=(name,), name="shutdown", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _limit_shutdown(self, name: str) -> None:
-        self._emit(WorkerStopping(signal=name))
+        message = None
+        if self._is_busy and self._limit:
+            limit = span(self._limit)
+            message = f"waiting up to {limit} for the running publication to end; a second signal ends it now"
+        self._emit(WorkerStopping(signal=name, message=message))
         if not self._finished.wait(self._limit):
             self.abort()
+
+    def _end_publication(self, name: str) -> None:
+        text = "ending the running publication; the next run asks the remote whether the push arrived"
+        self._emit(WorkerStopping(signal=name, message=text))
+        self.give_up()
 
 
 @dataclass(eq=False)
@@ -194,7 +227,8 @@ class Worker:
             self._recover()
         if self.stop.is_set():
             return False
-        done = self.drain.run()
+        with self.stop.busy():
+            done = self.drain.run()
         self._report_stuck_files()
         if done is None:
             return False
@@ -217,7 +251,8 @@ class Worker:
     def _recover(self) -> None:
         """Complete what is in flight; ask the remote again later about what stays undecided."""
         self._recover_at = 0.0  # again at once, if this raises
-        recovered = self.drain.recover()
+        with self.stop.busy():
+            recovered = self.drain.recover()
         self.counts.add(recovered)
         self.counts.undecided = recovered.undecided
         self._recoveries = self._recoveries + 1 if recovered.undecided else 0

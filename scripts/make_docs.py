@@ -266,7 +266,7 @@ FIELDS = {
     "file": "where the bytes are",
     "pid": "the worker's process",
     "holder_pid": "the other worker's process, if known",
-    "message": "`another worker instance is active, skipping`",
+    "message": "`another worker instance is active, skipping`; of `worker-stopping`: what the stop waits for",
     "signal": "the signal that stopped the worker",
     "drained": "number of completed jobs",
     "reason": "the reason given with `pause`",

@@ -73,6 +73,7 @@ class Git(Surroundings):
         self._active: list[Command] = []
         self._begun: dict[tuple[tuple[str, ...], bytes | None], Command] = {}
         self._aborted = threading.Event()
+        self._is_given_up = False
 
     @property
     def repo(self) -> git.Repo:
@@ -301,9 +302,14 @@ class Git(Surroundings):
         for command in list(self._active):
             command.end()
 
+    def give_up(self) -> None:
+        """As `abort`, and allow no last commands: the next run asks what became of a push."""
+        self._is_given_up = True
+        self.abort()
+
     def allow_last_commands(self, timeout: float) -> None:
         """After `abort`, allow a few commands within this time each: to ask what became of a push."""
-        if self._aborted.is_set():
+        if self._aborted.is_set() and not self._is_given_up:
             self.timeout = min(timeout, self.timeout)
             self._aborted.clear()
 

@@ -14,7 +14,7 @@ import pytest
 from outcomes import assert_once, save
 from remotes import left_over
 from requirements import provide
-from sites import eventually, lines_of
+from sites import eventually, lines_of, program
 from soak import kills
 from soak.report import Options
 
@@ -193,6 +193,52 @@ def test_a_push_that_outlives_the_shutdown_limit_is_ended_and_tried_again_later(
     result = site.run_once(**FAST)
     assert result.of("published")[0]["attempt"] == 1
     assert site.subjects().count("Publish a") == 1
+
+
+@pytest.mark.parametrize("hook", ["pre-receive", "post-receive"])
+def test_a_second_ctrl_c_ends_a_push_at_once_and_the_next_run_publishes_the_post_once(
+    site: Site, hook: str
+) -> None:
+    push = site.hold_push(name=hook)
+    site.save_post("a", "A\n")
+    with site.running(**FAST) as worker:
+        push.wait()
+        worker.send_signal(signal.SIGINT)
+        lines = lines_of(worker)
+        first = next(event for event in lines if event["event"] == "worker-stopping")
+        assert first["message"].startswith("waiting up to 5 min for the running publication to end; a second")
+        worker.send_signal(signal.SIGINT)
+        second, *_, last = lines
+        assert (second["event"], last["event"], worker.wait(20)) == ("worker-stopping", "worker-stopped", 0)
+        assert second["message"].endswith("the next run asks the remote whether the push arrived")
+    push.remove()
+    result = site.run_once(**FAST)
+    assert result.returncode == 0
+    assert len(result.of("published")) == 1
+    assert_once(site, "a")
+
+
+def test_a_worker_that_is_given_up_does_not_wait_for_a_remote_that_is_silent(site: Site) -> None:
+    push = site.hold_push()
+    site.save_post("a", "A\n")
+    silent = program(site.root / "silent", "exec sleep 60")
+    with site.running(**FAST) as worker:
+        push.wait()
+        site.git("config", "remote.origin.uploadpack", str(silent))
+        worker.send_signal(signal.SIGINT)
+        lines = lines_of(worker)
+        next(event for event in lines if event["event"] == "worker-stopping")
+        worker.send_signal(signal.SIGINT)
+        assert worker.wait(5) == 0
+    assert in_flight(site) == 1
+
+
+def test_an_idle_worker_stops_without_a_word_of_what_it_waits_for(site: Site) -> None:
+    with site.running(**FAST) as worker:
+        lines = lines_of(worker)
+        assert next(lines)["event"] == "worker-started"
+        worker.send_signal(signal.SIGINT)
+        assert "message" not in next(lines)
 
 
 # How the loop ends and how it goes on
