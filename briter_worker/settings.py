@@ -155,13 +155,21 @@ def _check_receivers(addresses: tuple[str, ...], info: ValidationInfo) -> tuple[
     return addresses
 
 
+def _check_whole(value: object) -> object:
+    """Refuse what pydantic rounds: 30.0 is no number of days, wherever it comes from."""
+    if isinstance(value, float) or (isinstance(value, str) and "." in value):
+        raise ValueError("a whole number")
+    return value
+
+
 def _list_schema(item: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"items": {"type": item}, "type": "array"}, {"type": "string"}]})
 
 
 _Folder = Annotated[Path, BeforeValidator(_parse_folder)]
-_Milliseconds = Annotated[int, Field(ge=0, le=_MONTH_MS)]
-_Port = Annotated[int, Field(ge=0, le=65_535)]
+_Whole = Annotated[int, BeforeValidator(_check_whole)]
+_Milliseconds = Annotated[int, Field(ge=0, le=_MONTH_MS), BeforeValidator(_check_whole)]
+_Port = Annotated[int, Field(ge=0, le=65_535), BeforeValidator(_check_whole)]
 _Delays = Annotated[
     tuple[_Milliseconds, ...], Field(min_length=1), BeforeValidator(_split), _list_schema("integer")
 ]
@@ -208,7 +216,7 @@ class Settings(BaseSettings):
     git_remote: str = _setting("origin", "Remote that is pushed to.")
     git_author_name: str = _setting("Briter Worker", "The worker's committer name.")
     git_author_email: str = _setting("briter-worker@localhost", "The worker's committer address.")
-    git_timeout_ms: int = _setting(120_000, "Deadline of a git command in ms.", ge=1, le=_MONTH_MS)
+    git_timeout_ms: _Whole = _setting(120_000, "Deadline of a git command in ms.", ge=1, le=_MONTH_MS)
     git_pull_interval_ms: _Milliseconds = _setting(
         0, "Interval in ms at which an idle worker pulls the remote's edits. 0: only when publishing."
     )
@@ -228,7 +236,7 @@ class Settings(BaseSettings):
     )
     git_hooks: bool = _setting(False, "Run the repository's own hooks.")
     worker_dry_run: bool = _setting(True, "Do everything except the push. Jobs stay in the queue as `tried`.")
-    worker_poll_interval_ms: int = _setting(
+    worker_poll_interval_ms: _Whole = _setting(
         5_000, "Interval of the fallback poll in ms. Changes wake the worker.", ge=10, le=_MONTH_MS
     )
     worker_quiet_ms: _Milliseconds = _setting(
@@ -239,26 +247,26 @@ class Settings(BaseSettings):
         "Time in ms after its first unpublished save at which a post is published though it is still saved. "
         "Default: 60000, or the quiet time if that is longer.",
     )
-    worker_max_attempts: int = _setting(8, "Attempts before a job is dead-lettered.", ge=1, le=1_000_000)
+    worker_max_attempts: _Whole = _setting(8, "Attempts before a job is dead-lettered.", ge=1, le=1_000_000)
     worker_backoff_ms: _Delays = _setting(
         (60_000, 300_000, 1_800_000), "Delays between attempts in ms. The last one repeats."
     )
     worker_backoff_jitter: float = _setting(
         0.0, "Fraction by which delays vary at random, up and down.", ge=0, le=0.5
     )
-    worker_lock_stale_ms: int = _setting(
+    worker_lock_stale_ms: _Whole = _setting(
         60_000, "Age in ms at which the heartbeat of an unheld lock is stale.", ge=1, le=_MONTH_MS
     )
     worker_shutdown_timeout_ms: _Milliseconds = _setting(
         300_000, "Time in ms that a running publication has after SIGTERM."
     )
-    worker_max_file_bytes: int = _setting(
+    worker_max_file_bytes: _Whole = _setting(
         104_857_600, "Maximum size of a published file in bytes.", ge=1, le=2**53 - 1
     )
     plugins: dict[str, Any] | Json[dict[str, Any]] = _setting(
         dict, "Plugin settings: a JSON object, keyed by plugin name.", secret=True
     )
-    history_keep_days: int = _setting(365, "Days after which a receipt is deleted.", ge=1, le=36_500)
+    history_keep_days: _Whole = _setting(365, "Days after which a receipt is deleted.", ge=1, le=36_500)
     published_href_template: str = _setting("", "Address of a post: `https://example.org/notes/{slug}`.")
     commit_href_template: str = _setting(
         "", "Address of a commit, for the dashboard: `https://example.org/commit/{commit}`."
@@ -299,8 +307,8 @@ class Settings(BaseSettings):
         "", "Postgres of a cluster: `postgresql://user@host/name`. Empty: a folder.", secret=True
     )
     site: str = _setting("", "Cluster: site that commands act on by default.")
-    worker_concurrency: int = _setting(4, "Cluster: sites published at once.", ge=1, le=1_000)
-    worker_per_host: int = _setting(
+    worker_concurrency: _Whole = _setting(4, "Cluster: sites published at once.", ge=1, le=1_000)
+    worker_per_host: _Whole = _setting(
         0, "Cluster: sites of one remote host that a node publishes at once. 0: half of them.", ge=0, le=1_000
     )
     cache_root: _Folder = _setting(

@@ -49,6 +49,7 @@ _CRAWL_S = 5.0
 _CRAWL_PER_JOB_S = 0.1
 """A drain crawls that takes longer than the first, and the second for each job."""
 _MAX_SETTINGS = 10_000
+_KEEP_DAYS = "historyKeepDays"
 _OUTDATED = """
 SELECT p.site, p.job_id, p.slug, f.path, o.outdated_by
 FROM publications p JOIN files f ON f.publication = p.id
@@ -87,11 +88,22 @@ class NodeSinks:
         return FanOut(sinks, partial(self._log, site=site), condition=known)
 
     def retire(self) -> None:
-        """Delete old receipts of all sites. Raises StoreError and DatabaseError."""
-        key = "historyKeepDays"
-        found = all_sites(self._database)
-        own = {site.name: int(site.settings[key]) for site in found if key in site.settings}
-        retire(self._store, self._settings.history_keep_days, self._clock(), own)
+        """Delete old receipts of all sites. Raises StoreError and DatabaseError.
+
+        A site whose settings cannot be read keeps its receipts, and stops no other site's.
+        """
+        own: dict[str, int] = {}
+        kept: list[str] = []
+        for site in all_sites(self._database):
+            if _KEEP_DAYS not in site.settings:
+                continue
+            try:
+                own[site.name] = settings_of(site, self._settings).history_keep_days
+            except UsageError as error:
+                kept.append(site.name)
+                text = f"old receipts of the site {site.name} are not deleted: {error.message}"
+                self._log(Warned(error=text, fix=f"briter-worker site change {site.name} --set KEY=VALUE"))
+        retire(self._store, self._settings.history_keep_days, self._clock(), own, kept=kept)
 
     def close(self) -> None:
         """Send what is due, within a bounded time."""

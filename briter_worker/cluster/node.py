@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -318,11 +319,16 @@ class Node:
             time.sleep(1.0)
 
     def _keep_house(self) -> None:
-        """Delete blobs that nothing refers to, and old receipts."""
+        """Delete blobs that nothing refers to, and old receipts. No failure of a step ends the thread."""
         while not self._is_ending:
-            with suppress(DatabaseError, StoreError):
-                collect_blobs(self._own)
-                self.sinks.retire()
+            for step in (partial(collect_blobs, self._own), self.sinks.retire):
+                try:
+                    step()
+                except (DatabaseError, StoreError):
+                    pass  # the outage is reported, and the next time comes
+                except Exception as error:  # noqa: BLE001 - as in `_attempt`
+                    text = f"an error in the housekeeping: {type(error).__name__}: {error}"
+                    self._log(Warned(error=text, fix="report it to the developers of Briter Worker"))
             time.sleep(_HOUSEKEEPING_S)
 
     def _wake(self) -> None:

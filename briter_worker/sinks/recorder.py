@@ -478,15 +478,22 @@ def waiting_time(ended: float | None, saved_at: float | None, due_at: float | No
     return max(0.0, ended - max(saved_at, due_at or 0.0))
 
 
-def retire(store: Store, keep_days: int, now: float, own: Mapping[str, int] | None = None) -> None:
+def retire(
+    store: Store,
+    keep_days: int,
+    now: float,
+    own: Mapping[str, int] | None = None,
+    kept: Sequence[str] = (),
+) -> None:
     """Delete old receipts, drains and moments, of all sites; `own` has the days of sites that differ.
 
-    Safe on many nodes. Raises StoreError.
+    Sites in `kept` keep their receipts. Safe on many nodes. Raises StoreError.
     """
     own, ended = own or {}, "outcome IS NOT NULL AND ended < ?"
-    others = f"{ended} AND site NOT IN ({', '.join('?' * len(own))})" if own else ended
+    apart = (*own, *kept)
+    others = f"{ended} AND site NOT IN ({', '.join('?' * len(apart))})" if apart else ended
     steps: list[tuple[str, tuple[object, ...]]] = [
-        (f"attempts WHERE {others}", (now - keep_days * _DAY_S, *own)),
+        (f"attempts WHERE {others}", (now - keep_days * _DAY_S, *apart)),
         *(
             (f"attempts WHERE {ended} AND site = ?", (now - days * _DAY_S, site))
             for site, days in own.items()

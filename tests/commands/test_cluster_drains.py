@@ -394,3 +394,23 @@ def test_a_restored_backup_never_reverts_a_post(farm: Farm, postgres_server: Ser
         open_database(farm.settings()).close()
         farm.database.close()
         postgres_server.drop("backup")
+
+
+def test_one_site_with_unreadable_settings_stops_nobodys_housekeeping(farm: Farm) -> None:
+    farm.add("bad", "blog")
+    farm.add("shop", historyKeepDays="20000")
+    execute(farm.database, """UPDATE sites SET settings = '{"historyKeepDays": "soon"}' WHERE name = 'bad'""")
+    row = "INSERT INTO attempts (site, job_id, slug, outcome, ended) VALUES (%s, 'a', 'a', 'published', 5)"
+    for name in ("bad", "blog", "shop"):
+        execute(farm.database, row, name)
+
+    def kept() -> list[str]:
+        with farm.database.connection() as connection:
+            return [name for (name,) in connection.execute("SELECT site FROM attempts ORDER BY site")]
+
+    node = farm.start("one")
+    eventually(lambda: "blog" not in kept())
+    eventually(lambda: "old receipts of the site bad are not deleted" in node.text())
+    assert kept() == ["bad"]
+    farm.save("blog", "hello")
+    eventually(lambda: farm.published("blog").total() == 1)

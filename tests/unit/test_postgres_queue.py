@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 from postgres import PASSWORD, add_site, count_rows, execute
 from queue_backends import LONGEST_DELAY, NOW, control_queue, store, take_queue, take_site
 
+from briter_worker.cluster import sites
 from briter_worker.cluster.sites import STATES, summaries
 from briter_worker.errors import Failure, FailureCode, LockLostError, one_line
 from briter_worker.job import State, format_time
@@ -75,6 +77,23 @@ def test_a_node_goes_on_when_an_upgrade_adds_a_column(database: Database) -> Non
     with closing(Database(database.conninfo)) as newer:
         assert newer.upgrade() == ["0005_actors"]
     assert take_site(database)["changed_by"] == ""
+
+
+def test_whole_numbers_of_sites_that_were_accepted_as_fractions_go_on(database: Database) -> None:
+    add_site(database, "plain")
+    own = {"historyKeepDays": "30.0", "gitTimeoutMs": 5000.0, "workerBackoffMs": "60000.0,5"}
+    own |= {"workerBackoffJitter": "0.0", "gitAuthorName": "Version 2.0"}
+    execute(database, "INSERT INTO sites (name, settings) VALUES ('old', %s)", json.dumps(own))
+    execute(database, "DELETE FROM migrations WHERE name LIKE '%_whole_numbers'")
+    assert database.upgrade() == ["0006_whole_numbers"]
+    assert sites.get(database, "plain").settings == {}
+    assert sites.get(database, "old").settings == {
+        "historyKeepDays": "30",
+        "gitTimeoutMs": 5000,
+        "workerBackoffMs": "60000,5",
+        "workerBackoffJitter": "0.0",
+        "gitAuthorName": "Version 2.0",
+    }
 
 
 @pytest.mark.parametrize(

@@ -251,13 +251,14 @@ WHOLE = [
 ]
 # For each variable: values that are refused (config.json may hold any JSON value), and what is accepted.
 REFUSED: list[tuple[list[str], list[Any], str]] = [
-    (WHOLE, ["5e3", "1.5", "0x10", "5s", "\u0665", 1.5, [5], {}, True], "a whole number"),
+    (WHOLE, ["5e3", "1.5", "30.0", 30.0, "0x10", "5s", "\u0665", 1.5, [5], {}, True], "a whole number"),
     (WHOLE, ["9" * 5000, -1], ""),
     (["BRITER_GIT_TIMEOUT_MS", "BRITER_WORKER_MAX_ATTEMPTS"], ["0"], "1 or more"),
     (["BRITER_WORKER_POLL_INTERVAL_MS"], ["9", 9], "10 or more"),
     (["BRITER_WORKER_CONCURRENCY"], ["many", "0", "1001", [7]], ""),
     (["BRITER_METRICS_PORT", "BRITER_DASHBOARD_PORT"], ["65536"], "65535 or less"),
-    (["BRITER_WORKER_BACKOFF_MS"], ["1,,2", ",", "1;2", [1.5], [None], [[1]], [True]], "a whole number"),
+    (["BRITER_WORKER_BACKOFF_MS"], ["1,,2", ",", "1;2", "5.0,6", [1.5], [5.0], [None], [[1]], [True]],
+     "a whole number"),
     (["BRITER_WORKER_BACKOFF_MS"], ["-1", "99999999999", [], 5, {"a": 1}], ""),
     (["BRITER_WORKER_BACKOFF_JITTER"], ["20%", ".", [0.1], False], "a number"),
     (["BRITER_WORKER_BACKOFF_JITTER"], ["0.51", "-0.1", "nan", math.nan, math.inf], ""),
