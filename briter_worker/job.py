@@ -41,6 +41,8 @@ MAX_FILE_BYTES = 1 << 20
 MAX_REWRITTEN_BYTES = 16 << 20
 """The worker adds its own keys and the paths of superseded saves."""
 MAX_CO_AUTHORS = 20
+LATEST = 250_000_000_000.0
+"""A moment in the year 9892: in every time zone, the calendar has it."""
 _MAX_DEPTH = 64
 _UNITS = ((60, 1, "s"), (2 * 3600, 60, "min"), (2 * 86400, 3600, "h"))
 
@@ -122,6 +124,11 @@ def span(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86400:.0f} days"
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 post` or `3 posts`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def format_time(seconds: float) -> str:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.errors import FixableError, failure_text, is_environment, one_line, quote_fix, sentence
-from briter_worker.job import Document, Job, State, format_time
+from briter_worker.job import LATEST, Document, Job, State, count, format_time
 from briter_worker.lock import Holder, read_holder
 from briter_worker.sinks.store import StoreError
 from briter_worker.sinks.webhooks import origin_of
@@ -29,8 +29,6 @@ PULL_COMMAND = "briter-worker pull --rebase --push"
 """Publishes the local commits of a user."""
 _MIN_PATIENCE_S = 60.0
 """A heartbeat may be this late on a loaded machine."""
-_LATEST = 250_000_000_000.0
-"""In the year 9892."""
 _PAUSE_S = 300.0
 """The time from one run of cron's to the next, until the history has two."""
 _MIN_PAUSE_S = 60.0
@@ -48,11 +46,6 @@ class Headline:
     text: str
     detail: str = ""
     fix: str = ""
-
-
-def count(number: int, noun: str) -> str:
-    """Return `1 post` or `3 posts`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +283,7 @@ def waits_since(row: ListedJob) -> float:
 
 
 def _local(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(min(seconds, _LATEST), UTC).astimezone():%-d %b, %H:%M}"
+    return f"{datetime.fromtimestamp(min(seconds, LATEST), UTC).astimezone():%-d %b, %H:%M}"
 
 
 def _disk_site(settings: Settings, now: float) -> dict[str, Any]:

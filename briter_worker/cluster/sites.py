@@ -17,7 +17,7 @@ from psycopg.rows import dict_row
 from briter_worker.errors import DeclinedError, UsageError, one_line, redact, storable
 from briter_worker.git.clone import open_clone
 from briter_worker.git.configuration import find_secrets
-from briter_worker.job import format_time
+from briter_worker.job import count, format_time
 from briter_worker.ports import Pause
 from briter_worker.queues.postgres.rows import SiteMissingError, lock_site
 from briter_worker.settings import SITE_NAME, for_site
@@ -338,7 +338,7 @@ def remove(connection: Connection, name: str, *, discard: bool, by: str = "") ->
     counted = connection.execute("SELECT count(*) FROM publications WHERE site = %s", (name,)).fetchone()
     if counted and counted[0] and not discard:
         raise DeclinedError(
-            f"the site {name} still has {counted[0]} jobs",
+            f"the site {name} still has {count(counted[0], 'job')}",
             f"briter-worker export --site {name} moves them, and site remove {name} --discard deletes them",
         )
     connection.execute(

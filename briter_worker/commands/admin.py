@@ -16,7 +16,7 @@ from briter_worker.commands import Json, SiteOption, output, read_cluster, read_
 from briter_worker.errors import FixableError, UsageError, one_line
 from briter_worker.events import Event, SiteUpdated
 from briter_worker.git.pull import pull as pull_branch
-from briter_worker.job import job_schema
+from briter_worker.job import count, job_schema
 from briter_worker.plugins import Plugins
 from briter_worker.settings import load_settings, settings_schema
 from briter_worker.sinks.store import StoreError
@@ -132,7 +132,7 @@ def pull(
         lines.append(f"{settings.git_branch} has what {settings.git_remote} has ({result.tip[:10]})")
     output.answer(document, "\n".join(lines), as_json=as_json)
     if result.is_blocked:
-        raise typer.Exit(2)
+        raise typer.Exit(1)
 
 
 def schema(
@@ -169,7 +169,7 @@ def _move_jobs(command: Literal["import", "export"], site: str | None, *, as_jso
         report(f"{slug} stays where it is: {reason}")
     way = "into" if command == "import" else "out of"
     document = {"jobs": moved.jobs, "stayed": moved.stayed, "remarks": moved.remarks}
-    text = f"{moved.jobs} jobs moved {way} the site {settings.site} of the cluster"
+    text = f"{count(moved.jobs, 'job')} moved {way} the site {settings.site} of the cluster"
     output.answer(document, text, as_json=as_json)
     raise typer.Exit(1 if moved.stayed else 0)
 
@@ -197,7 +197,8 @@ def restored(*, as_json: Json = False) -> None:
     found = compare_restored(database, settings)
     for name, reason in found.unchecked.items():
         report(f"{name} could not be compared and stays paused: {reason}", "briter-worker db restored")
-    lines = [f"{found.compared} sites compared; {len(found.outdated)} waiting files are outdated"]
+    outdated = count(len(found.outdated), "waiting file")
+    lines = [f"{count(found.compared, 'site')} compared; outdated: {outdated}"]
     lines += [one_line(f"{each['site']} {each['slug']}: {each['path']}") for each in found.outdated]
     output.answer(asdict(found), "\n".join(lines), as_json=as_json)
     raise typer.Exit(1 if found.unchecked else 0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.commands import is_terminal, write
 from briter_worker.errors import one_line, quote_fix
-from briter_worker.events import Progress
-from briter_worker.job import ago, encode_document, format_time, span
+from briter_worker.events import ConditionChanged, Progress, Steered
+from briter_worker.job import LATEST, ago, count, encode_document, format_time, parse_time, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -103,10 +104,21 @@ def _when(seconds: float | None, now: float) -> str:
 # --- times
 
 
+def _local(seconds: float, form: str = "%-d %b, %H:%M:%S") -> str:
+    """Return a time as a clock on the wall of this machine shows it."""
+    return f"{datetime.fromtimestamp(min(seconds, LATEST), UTC).astimezone():{form}}"
+
+
 def pause_text(pause: Pause) -> str:
     """Return the pause as a sentence."""
-    end = "briter-worker resume" if pause.until is None else format_time(pause.until)
-    return f"paused until {end}" + (f": {one_line(pause.reason)}" if pause.reason else "")
+    return f"paused {_pause_end(pause)}"
+
+
+def _pause_end(pause: Pause) -> str:
+    end = "briter-worker resume"
+    if pause.until is not None:
+        end = _local(pause.until) if is_terminal() else format_time(pause.until)
+    return f"until {end}" + (f": {one_line(pause.reason)}" if pause.reason else "")
 
 
 # --- jobs and receipts
@@ -136,8 +148,9 @@ def _as_text(value: object) -> str:
 
 def job_text(row: ListedJob, now: float) -> str:
     """Return the state of a job, when it is due, and its last error."""
-    due = row.job.due_at(now, math.inf)
-    text = f"{row.state.value}, due {format_time(due)}" if due > now else row.state.value
+    due, text = row.job.due_at(now, math.inf), row.state.value
+    if due > now:
+        text += f", due {_local(due) if is_terminal() else format_time(due)}"
     return f"{text}: {quote_fix(one_line(row.job.last_error))}" if row.job.last_error else text
 
 
@@ -189,15 +202,59 @@ def event_text(entry: dict[str, Any]) -> str:
     if entry["event"] == Progress.name:
         number = f", {entry['done']} of {entry['total']}" if entry["total"] > 1 else ""
         return f"         {_PHASES[entry['phase']]}{number} …"
-    left = {key: value for key, value in entry.items() if key not in {"level", "jobId", "attempt", "once"}}
-    if left["event"] == "condition":
-        left.setdefault("condition", "publishing works again")
-    moment, event, fix = left.pop("time")[11:19], left.pop("event"), left.pop("fix", "")
-    mark = " (dry run)" if left.pop("dryRun", False) else ""
-    texts = [f"{event}{mark}", *(str(left.pop(key)) for key in ("site", "slug", "commit") if key in left)]
-    texts += [quote_fix(str(left.pop(key))) for key in ("message", "condition", "error") if key in left]
-    texts += [f"in {value} ms" if key == "durationMs" else f"{key} {value}" for key, value in left.items()]
-    return one_line(f"{moment} {' '.join(texts)}") + (f"\n         Fix: {one_line(fix)}" if fix else "")
+    event, now = entry["event"], parse_time(entry["time"])
+    texts = [f"{event} (dry run)" if entry.get("dryRun") else event]
+    if event == Steered.name:
+        texts = [entry["action"]]
+    if event == ConditionChanged.name and "condition" not in entry:
+        texts.append("publishing works again")
+    texts += [str(entry[key]) for key in ("site", "slug", "commit") if key in entry]
+    texts += [quote_fix(str(entry[key])) for key in ("message", "condition", "error") if key in entry]
+    for key, value in entry.items():
+        if key not in _TOLD:
+            texts.append(_detail(key, value, now))
+    fix = entry.get("fix")
+    line = one_line(f"{_local(now, '%H:%M:%S')} {' '.join(texts)}")
+    return f"{line}\n         Fix: {one_line(fix)}" if fix else line
+
+
+_TOLD = frozenset(
+    (
+        *("time", "level", "event", "jobId", "attempt", "once", "dryRun", "fix", "action"),
+        *("site", "slug", "commit", "message", "condition", "error"),
+    )
+)
+"""Keys of an entry that `event_text` shows in a place of their own, or not at all."""
+_DETAILS = {
+    "durationMs": "in {} ms",
+    "rejectedPaths": "without {}",
+    "paths": "{}",
+    "signedWith": "signed with {}",
+    "supersededBy": "by job {}",
+    "failure": "({})",
+    "pid": "as PID {}",
+    "holderPid": "(PID {})",
+    "signal": "by {}",
+    "reason": "({})",
+    "file": "kept as {}",
+}
+"""How a person reads a key and its value. Other keys are shown as `key value`."""
+
+
+def _detail(key: str, value: object, now: float) -> str:
+    match key, value:
+        case "retryAt", str():
+            at = parse_time(value)
+            return f"next try {ago(at - now)} ({_local(at)})"
+        case "until", str():
+            return f"until {_local(parse_time(value))}"
+        case "drained", int():
+            return f"after {count(value, 'completed job')}"
+        case "total", int():
+            return f"({count(value, 'file')})"
+        case _, list():
+            value = ", ".join(value)
+    return _DETAILS.get(key, f"{key} {{}}").format(value)
 
 
 # --- status, doctor, pull
@@ -206,17 +263,17 @@ def event_text(entry: dict[str, Any]) -> str:
 def write_status(status: SiteStatus) -> None:
     """Print the status of a site."""
     facts: list[tuple[str, object]] = [("state", status.headline().text)]
-    for state, count in status.jobs.items():
+    for state, number in status.jobs.items():
         since = status.oldest[state]
-        facts.append((state, count if since is None else f"{count}, the oldest saved {ago(-since)}"))
+        facts.append((state, number if since is None else f"{number}, the oldest saved {ago(-since)}"))
     where = f"{status.worktree} to " if status.worktree else ""
     write_rows(
         [
             *facts,
-            ("next due", "" if status.next_due is None else ago(status.next_due - status.now)),
+            ("next due", _due_text(status)),
             ("worker", _worker_text(status)),
-            *([("paused", pause_text(status.paused))] if status.paused else []),
-            ("condition", status.condition or "no problem is known"),
+            *([("paused", _pause_end(status.paused))] if status.paused else []),
+            *([("condition", status.condition)] if status.condition else []),
             *([("fix", status.fix)] if status.fix else []),
             *_local_commits(status),
             ("quarantine", status.quarantined),
@@ -228,9 +285,20 @@ def write_status(status: SiteStatus) -> None:
     )
 
 
+def _due_text(status: SiteStatus) -> str:
+    if status.next_due is None:
+        return ""
+    if status.paused is None:
+        return ago(status.next_due - status.now)
+    if status.paused.until is None:
+        return "when publishing is resumed"
+    return ago(max(status.next_due, status.paused.until) - status.now)
+
+
 def _worker_text(status: SiteStatus) -> str:
     if status.hosts is not None:
-        return f"{status.hosts} nodes of the cluster" if status.hosts else "no node of the cluster runs"
+        nodes = "no node" if status.hosts == 0 else count(status.hosts, "node")
+        return f"{nodes} of the cluster"
     if status.worker is None:
         return "none"
     return f"PID {status.worker.pid}" if status.worker.alive else "none; the last one died"
@@ -269,5 +337,5 @@ def write_differences(changes: Differences, *, applied: bool) -> None:
     numbers = f"{len(changes.added)} added, {len(changes.changed)} changed, {len(changes.removed)} removed"
     lines.append(f"{numbers}, {changes.unchanged} unchanged" + ("" if applied else "; nothing was done yet"))
     if changes.undeclared:
-        lines.append(f"{changes.undeclared} sites are not in the file, and stay; --prune removes them")
+        lines.append(f"not in the file, and kept: {count(changes.undeclared, 'site')}; --prune removes them")
     write("\n".join(map(one_line, lines)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.doctor.finding import Finding, attempt, error, ok, unless, warning
 from briter_worker.git import INHERITED
+from briter_worker.job import count
 from briter_worker.plugins import Plugins
 from briter_worker.settings import PREFIX, Settings, settings_schema
 from briter_worker.sinks.store import StoreError, unsent
@@ -234,7 +235,7 @@ def check_queue(settings: Settings, now: float) -> Iterator[Finding]:
     if status.paused:
         yield warning("pause", "publishing is paused", "briter-worker resume")
     failed = status.jobs["failed"]
-    message = f"{failed} jobs failed and are not retried"
+    message = f"{count(failed, 'job')} failed and will not be retried"
     fix = "briter-worker list --status failed shows why; then retry or cancel them"
     yield unless(failed, "dead-letters", message, fix)
     message = f"{status.quarantined} in {settings.quarantine_root}, {len(status.stuck)} in the queue"

@@ -18,6 +18,7 @@ from briter_worker.errors import FailureCode, FixableError, PublishError, os_err
 from briter_worker.git.commits import write_commit
 from briter_worker.git.folders import Folders
 from briter_worker.git.run import Git
+from briter_worker.job import count
 from briter_worker.status import PULL_COMMAND, read_status
 from briter_worker.wiring import open_database, open_repository, signer_of
 
@@ -158,7 +159,7 @@ def _check_local_commits(repository: Repository) -> Iterator[Finding]:
         yield error("local-commits", failure.message, failure.fix or "see the message")
     if commits:
         newest = f"{commits[0].commit[:10]} {commits[0].subject}"
-        message = f"{len(commits)} commits of {repository.branch} are not pushed; the newest: {newest}"
+        message = f"not pushed: {count(len(commits), 'commit')} of {repository.branch}; the newest: {newest}"
         yield warning("local-commits", message, PULL_COMMAND)
 
 
@@ -210,7 +211,7 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
 
     yield _check_clock(database)
     if nodes := health.running_nodes(database):
-        yield ok("hosts", f"{len(nodes)} nodes are running")
+        yield ok("hosts", f"running: {count(len(nodes), 'node')}")
         yield from (warning("nodes", *each) for each in health.complaints(nodes))
     else:
         yield warning("hosts", "no node is running", "start briter-worker run on a node")

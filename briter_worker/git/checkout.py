@@ -30,6 +30,7 @@ from briter_worker.git.repository import (
 )
 from briter_worker.git.run import nul_lines
 from briter_worker.git.work_tree import WorkTree
+from briter_worker.job import count
 
 if TYPE_CHECKING:
     import os
@@ -182,7 +183,7 @@ class Checkout:
                     raise
         if move.failed:
             path, error = next(iter(move.failed.items()))
-            text = f"{len(move.failed)} files from the remote could not be written, such as {path}"
+            text = f"{count(len(move.failed), 'file')} from the remote could not be written, such as {path}"
             reason = os_error_text(error, with_path=False)
             self._warn_once(f"{text}: {reason}. The next drain tries again", error)
 

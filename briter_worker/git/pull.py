@@ -18,6 +18,7 @@ from briter_worker.git.index import set_entries
 from briter_worker.git.plans import FilePlans
 from briter_worker.git.push import push, push_large_files
 from briter_worker.git.repository import COMMIT_MARK, Entry, blob_of, name_some, read_raw
+from briter_worker.job import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,7 +71,7 @@ def pull(
             if not rebase:
                 subjects = [f"{each.commit[:10]} ({each.subject})" for each in commits]
                 raise DeclinedError(
-                    f"{len(commits)} local commits are not on the remote: {name_some(subjects)}",
+                    f"not on the remote: {count(len(commits), 'local commit')}: {name_some(subjects)}",
                     "briter-worker pull --rebase --push",
                 )
             new = _Rebase(repository, checkout, tip, commits).run()

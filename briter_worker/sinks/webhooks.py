@@ -27,7 +27,7 @@ from uuid import uuid4
 
 from briter_worker import events
 from briter_worker.errors import FixableError, one_line, quote_fix
-from briter_worker.job import format_time
+from briter_worker.job import count, format_time
 from briter_worker.sinks.log import log_entry
 from briter_worker.sinks.store import Delivery, StoreError
 
@@ -249,7 +249,7 @@ def _text_of(topic: str, data: dict[str, Any]) -> str:
     elif topic == "dead-lettered":
         text = f"Not published: {data['slug']}: {data.get('error', '')}"
     elif topic == "updated":
-        text = f"{data['total']} files updated from the remote, such as {data['paths'][0]}"
+        text = f"{count(data['total'], 'file')} updated from the remote, such as {data['paths'][0]}"
     elif data["condition"] is None:
         text = "Publishing works again"
     else:

@@ -21,9 +21,9 @@ from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, Response
 
 from briter_worker.errors import is_environment, one_line, printable, quote_fix, sentence
-from briter_worker.job import ago, format_time, span
+from briter_worker.job import ago, count, format_time, span
 from briter_worker.queues.selection import is_retryable
-from briter_worker.status import PULL_COMMAND, count, waits_since
+from briter_worker.status import PULL_COMMAND, waits_since
 from briter_worker.web import labels
 
 if TYPE_CHECKING:

@@ -286,6 +286,7 @@ def test_status_tells_of_files_that_are_no_jobs(site: Site) -> None:
     assert site.run_once().returncode == 1
     status = site.command("status", "--json").json()
     assert (status["quarantined"], status["stuck"], status["jobs"]["failed"]) == (1, [], 1)
+    assert "no problem" not in site.command("status").stdout
 
 
 def test_status_and_health_follow_the_worker_from_birth_to_death(site: Site) -> None:

@@ -92,7 +92,7 @@ def test_a_pull_over_local_changes_changes_nothing(site: Site) -> None:
     site.write_post("theme.css", "mine\n")
     before = site.git("rev-parse", "main")
     done = site.command("pull")
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "theme.css has local changes" in done.stderr
     assert "Fix: commit it, or drop the changes: git restore theme.css" in done.stderr
     assert (site.git("rev-parse", "main"), has(site)) == (before, False)

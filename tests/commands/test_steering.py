@@ -89,7 +89,9 @@ def test_a_paused_site_publishes_nothing_and_goes_on_at_once_when_resumed(site: 
     done = site.run_once()
     assert (done.returncode, done.names()) == (0, ["worker-started", "paused", "worker-stopped"])
     assert site.command("status", "--json").json()["paused"]["reason"] == "moving house"
-    assert "moving house" in site.command("status").stdout
+    rows = dict(line.split("\t") for line in site.command("status").stdout.splitlines())
+    assert rows["paused"] == "until briter-worker resume: moving house"
+    assert rows["next due"] == "when publishing is resumed"
     assert "moving house" in site.command("list").stderr
     assert site.command("doctor", "--json").finding("pause")["fix"]
     with site.running(BRITER_WORKER_POLL_INTERVAL_MS="60000") as worker:

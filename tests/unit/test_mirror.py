@@ -277,7 +277,7 @@ def test_a_week_without_a_push_ends_with_everything_on_the_remote(site: Site, cl
     unsaved = edit(site.worktree / "content/posts/7.md", 5, "not saved yet")
     assert site.git("rev-parse", "main") != clone.tip()
 
-    with pytest.raises(DeclinedError, match=r"14 local commits are not on the remote: .*Day 0") as declined:
+    with pytest.raises(DeclinedError, match=r"not on the remote: 14 local commits: .*Day 0") as declined:
         pull(clone.repository, clone.checkout, rebase=False, push=False)
     assert declined.value.fix == "briter-worker pull --rebase --push"
     result = rebase(clone)
