@@ -11,7 +11,9 @@ from briter_worker import client, wiring
 from briter_worker.errors import UsageError
 from briter_worker.events import Cancelled, Event, Steered
 from briter_worker.git import undo
+from briter_worker.job import Program
 from briter_worker.ports import Cancellation, Pause
+from briter_worker.queues.selection import check_undo
 from briter_worker.sinks.recorder import FanOut, HistorySink
 
 if TYPE_CHECKING:
@@ -88,12 +90,16 @@ def undo_post(
         job_id = send_undo(settings, slug, publications, to=to, message=message).id
     else:
         commits = [str(each.commit) for each in publications]
+        queue, now = wiring.open_disk_queue(settings), time.time()
+        check_undo([row for row in queue.jobs(now) if row.job.slug == slug], slug)
+        scheduled = queue.scheduled_paths(now)
         with (
             open_published(settings) as repository,
-            undo.restored(repository, settings.allowlist(), commits, to) as paths,
+            undo.restored(repository, settings.allowlist(), commits, to, scheduled=scheduled) as paths,
         ):
             text = message or f"Restore {slug}"
-            job_id = client.enqueue(slug, paths, message=text, queue=settings.queue_root).id
+            document = client.compose(slug, paths, message=text, made_by=Program.UNDO)
+            job_id = client.submit(document, queue=settings.queue_root).id
     _record(settings, [Steered(action="undo", by=by, job_id=job_id, slug=slug)], log)
     return job_id
 

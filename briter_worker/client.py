@@ -26,6 +26,8 @@ from briter_worker.queues.disk.files import Folder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from briter_worker.job import Program
+
 _AUTHOR = re.compile(r"\s*(?P<name>[^<>]*[^<>\s])\s*<(?P<email>[^<>\s]+)>\s*")
 _RESERVED = WORKERS_KEYS.union(
     ["id", "slug", "paths", "message", "commitMessage", "author", "scheduledFor", "createdAt"]
@@ -66,9 +68,14 @@ def compose(
     message: str | None = None,
     at: datetime | str | None = None,
     author: tuple[str, str] | str | None = None,
+    made_by: Program | None = None,
     **extra: Any,  # noqa: ANN401 - as in enqueue
 ) -> Document:
-    """Return the job that `enqueue` would write. Raises ValueError when the worker would refuse it."""
+    """Return the job that `enqueue` would write. Raises ValueError when the worker would refuse it.
+
+    `made_by`: the program of ours that makes the job; a producer leaves it out. The queue lets no such job
+    supersede a scheduled save, or publish what a scheduled job declares.
+    """
     if isinstance(paths, str | bytes):
         raise ValueError(f"paths is a list of paths, not {paths!r}")  # noqa: TRY004 - one error for all values
     if reserved := sorted(_RESERVED & extra.keys()):
@@ -89,6 +96,8 @@ def compose(
     if author is not None:
         name_and_email = parse_author(author) if isinstance(author, str) else author
         document["author"] = dict(zip(("name", "email"), name_and_email, strict=True))
+    if made_by is not None:
+        document["madeBy"] = made_by.value
     document |= extra
     _encode(document)
     return document

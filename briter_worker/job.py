@@ -49,7 +49,7 @@ _UNITS = ((60, 1, "s"), (2 * 3600, 60, "min"), (2 * 86400, 3600, "h"))
 WORKERS_KEYS = frozenset(
     (
         *("status", "attempts", "attempt", "nextAttemptAt", "lastError", "failure", "fix", "updatedAt"),
-        *("dryRunAt", "firstSavedAt", "quietUntil", "coAuthors"),
+        *("dryRunAt", "firstSavedAt", "quietUntil", "coAuthors", "madeBy", "programPaths"),
     )
 )
 """The keys of a job file that only the worker writes."""
@@ -80,6 +80,13 @@ class Status(StrEnum):
 
     PENDING = "pending"
     FAILED = "failed"
+
+
+class Program(StrEnum):
+    """A program of ours that makes jobs: value of the job file's `madeBy`."""
+
+    WATCH = "watch"
+    UNDO = "undo"
 
 
 class State(StrEnum):
@@ -151,6 +158,16 @@ def _seconds(value: object, info: ValidationInfo) -> object:
 def _address(value: object) -> object:
     # Producers may have used the key for something of their own before it had a meaning.
     return value if isinstance(value, str) else None
+
+
+def _program(value: object) -> object:
+    # Producers may use the key for something of their own.
+    return next((each for each in Program if each == value), None)
+
+
+def _texts(value: object) -> object:
+    is_list = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+    return value if is_list else None
 
 
 _Line = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -228,6 +245,20 @@ class Job(BaseModel):
     co_authors: Annotated[tuple[Author, ...], Field(max_length=MAX_CO_AUTHORS)] = _workers(
         (), "The authors of superseded saves.", strict=False
     )
+    made_by: Annotated[
+        Program | None,
+        BeforeValidator(_program),
+        WithJsonSchema({"type": "string", "enum": [each.value for each in Program]}),
+    ] = _workers(
+        None,
+        "`watch` or `undo`, if one of them made the job. Such a job supersedes no scheduled job of a "
+        "producer, and publishes nothing that a scheduled job declares.",
+    )
+    program_paths: Annotated[tuple[str, ...] | None, BeforeValidator(_texts)] = _workers(
+        None,
+        "The paths that no producer declared, if a save of `watch` or `undo` was joined with a producer's.",
+        strict=False,
+    )
 
     @classmethod
     def from_document(cls, document: Any, *, name: str, modified: float) -> Job:  # noqa: ANN401 - any JSON value
@@ -249,6 +280,13 @@ class Job(BaseModel):
             broken = {str(each["loc"][0]) for each in found}
             readable = {key: value for key, value in document.items() if key not in broken}
             raise MalformedJobError(reason, readable) from None
+
+    @property
+    def paths_of_programs(self) -> frozenset[str]:
+        """Return the declared paths that no producer declared."""
+        if self.program_paths is not None:
+            return frozenset(self.program_paths)
+        return frozenset() if self.made_by is None else frozenset(self.paths)
 
     @property
     def commit_message(self) -> str:
@@ -358,12 +396,25 @@ def join_paths(newer: Iterable[str], *older: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*newer, *(path for paths in older for path in paths)]))
 
 
+def winner_index(newest_first: Sequence[Job]) -> int:
+    """Return which of the saves of one post stands for all of them: the newest.
+
+    A save that a program of ours made never stands for a producer's save that has a `scheduledFor`, also
+    when the program's save is newer, or the time has come since. The producer's save stands for both then.
+    """
+    producers = [place for place, job in enumerate(newest_first) if job.made_by is None]
+    if producers and newest_first[producers[0]].scheduled_for is not None:
+        return producers[0]
+    return 0
+
+
 def joined_keys(newest: Job, older: Sequence[Job], *, with_first_save: bool) -> Document:
     """Return the keys of the newest save that change when it stands for older saves, too."""
     keys: Document = {}
     paths = join_paths(newest.paths, *(job.paths for job in older))
     if set(paths) != set(newest.paths):
         keys |= {"paths": list(paths), "dryRunAt": None}
+    keys |= _joined_program_paths(newest, older)
     people = [newest.author, *newest.co_authors]
     for job in older:
         people += [job.author, *job.co_authors]
@@ -378,6 +429,22 @@ def joined_keys(newest: Job, older: Sequence[Job], *, with_first_save: bool) -> 
         first = min(job.first_saved_at or job.created_at for job in (newest, *older))
         keys["firstSavedAt"] = format_time(first)
     return keys
+
+
+def _joined_program_paths(newest: Job, older: Sequence[Job]) -> Document:
+    """Return the key that tells the paths of programs from those that a producer declared."""
+    saves = (newest, *older)
+    if all(job.made_by is None and job.program_paths is None for job in saves):
+        return {}
+    if all(job.made_by is not None and job.program_paths is None for job in saves):
+        return {}  # no producer declared anything
+    declared: set[str] = set()
+    for job in saves:
+        declared.update(set(job.paths) - job.paths_of_programs)
+    of_programs = [path for path in join_paths(*(job.paths for job in saves)) if path not in declared]
+    if tuple(of_programs) == (newest.program_paths or ()) and newest.made_by is None:
+        return {}
+    return {"programPaths": of_programs}
 
 
 def with_state(

@@ -24,7 +24,7 @@ from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import Staging, WorkTreeCopies
-from briter_worker.job import QuietTime, State
+from briter_worker.job import Program, QuietTime, State
 from briter_worker.lock import AnotherWorkerError, SiteLock
 from briter_worker.plugins import Plugins
 from briter_worker.ports import Backoff, EventSink
@@ -378,7 +378,8 @@ def open_post_watcher(settings: Settings, emit: Callable[[events.Event], None]) 
         return 0.0
 
     def save(slug: str, paths: Sequence[str]) -> None:
-        job_id = client.enqueue(slug, paths, queue=settings.queue_root).id
+        document = client.compose(slug, paths, made_by=Program.WATCH)
+        job_id = client.submit(document, queue=settings.queue_root).id
         emit(events.Enqueued(job_id=job_id, slug=slug, paths=tuple(paths)))
 
     return PostWatcher(

@@ -56,6 +56,7 @@ def import_jobs(settings: Settings, now: float) -> Migrated:
         _release_claims(queue, settings, now)
         if (pause := queue.active_pause(now)) is not None:
             open_postgres_queue(settings).pause(now, until=pause.until, reason=pause.reason)
+        queue.join_saves(now)
         # Oldest first: of two dead letters of one post, the newer one wins.
         for each in sorted(queue.jobs(now), key=lambda listed: listed.job.created_at):
             try:

@@ -14,12 +14,13 @@ from briter_worker.client import compose
 from briter_worker.cluster import sites
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.git.payloads import GatherError, gather
-from briter_worker.git.undo import check_allowed
+from briter_worker.git.undo import check_allowed, check_not_scheduled
+from briter_worker.job import Program
 from briter_worker.ports import RESTORE, Payload, SubmittedFile
 from briter_worker.queues.postgres.payloads import ContentChangedError, PayloadSource, submit
 from briter_worker.queues.postgres.rows import locked, select
 from briter_worker.settings import load_settings
-from briter_worker.wiring import open_database, quiet_time_of
+from briter_worker.wiring import open_database, open_postgres_queue, quiet_time_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -136,7 +137,9 @@ def send_undo(
     check_allowed(settings.allowlist(), paths)
     mode = f"{RESTORE} {publications[0].commit} {to or ''}"
     payload = Payload(tuple(SubmittedFile(path, mode, None, 0.0) for path in paths))
-    document = compose(slug, paths, message=message or f"Restore {slug}")
+    document = compose(slug, paths, message=message or f"Restore {slug}", made_by=Program.UNDO)
+    scheduled = open_postgres_queue(settings).scheduled_paths(open_database(settings).read_clock())
+    check_not_scheduled(scheduled, paths)
     with locked(open_database(settings), settings.site) as connection:
         if select(connection, "site = %(site)s AND slug = %(slug)s", {"site": settings.site, "slug": slug}):
             text = f"the queue has a save of {slug}, and the undo would take it back unpublished"

@@ -15,7 +15,7 @@ from briter_worker.errors import OS_FIXES, FailureCode, PublishError, os_error_f
 from briter_worker.git.repository import FOLDER, SUBMODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from briter_worker.allowlist import Allowlist
@@ -237,9 +237,12 @@ class Staged:
                     allowlist.resolve(path)
                     self.gone[path] = None
 
-    def withhold(self, scheduled: Mapping[str, float]) -> None:
-        """Leave out what scheduled jobs declare, unless a declared path is more specific."""
-        places = set(self.places.values())
+    def withhold(self, scheduled: Mapping[str, float], of_programs: Collection[str] = ()) -> None:
+        """Leave out what scheduled jobs declare, unless a producer declared a more specific path.
+
+        `of_programs`: declared paths that no producer declared.
+        """
+        places = {place for declared, place in self.places.items() if declared not in of_programs}
         for paths in (self.files, self.gone):
             for path in list(paths) if scheduled else ():
                 lineage = (path, *reversed([*parents(path)]))

@@ -169,9 +169,10 @@ class _Batch:
                 self._git.begin(*_CHECK_ATTRIBUTES, stdin=nul_lines(files))  # while the tree is read
         self._tree = self._read_tree({path for staged in batch.values() for path in staged.places.values()})
         held = {normalized(path): at for path, at in scheduled.items()}
-        for staged in batch.values():
+        for claim in claims:
+            staged = batch[claim.key]
             staged.compare(self._tree, self._staging.allowlist)
-            staged.withhold(held)
+            staged.withhold(held, claim.job.paths_of_programs)
         self._drop_ignored(batch.values())
         self._read_files(batch.values())
         for staged in batch.values():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import filelock
 
-from briter_worker.allowlist import PathRefusedError
+from briter_worker.allowlist import PathRefusedError, normalized, parents
 from briter_worker.errors import DeclinedError, UsageError, one_line
 from briter_worker.git.index import hash_files
 from briter_worker.git.repository import DIFF_TREE, FOLDER, LINK, SUBMODULE, blob_of, name_some, read_raw
@@ -126,13 +126,18 @@ def _diff(repository: Repository, commit: str, *options: str, paths: Sequence[st
 
 @contextmanager
 def restored(
-    repository: Repository, allowlist: Allowlist, commits: Sequence[str], to: str | None = None
+    repository: Repository,
+    allowlist: Allowlist,
+    commits: Sequence[str],
+    to: str | None = None,
+    *,
+    scheduled: Collection[str] = (),
 ) -> Iterator[list[str]]:
     """Bring the files to their version before the last publication, or at `to`; yield the paths.
 
-    `commits` are the post's publications, newest first. A file that is neither as published nor restored
-    already is the CMS's edit. Raises DeclinedError and UsageError, with nothing changed. Until the context
-    ends, `watch` does not look at the files.
+    `commits` are the post's publications, newest first. `scheduled` are the paths that scheduled jobs
+    declare. A file that is neither as published nor restored already is the CMS's edit. Raises DeclinedError
+    and UsageError, with nothing changed. Until the context ends, `watch` does not look at the files.
     """
     repository.check()
     last = commits[0]
@@ -144,6 +149,7 @@ def restored(
             f"the remote has the version of {goal[:10]} already", "choose another version: --to COMMIT"
         )
     check_allowed(allowlist, paths)
+    check_not_scheduled(scheduled, paths)
     published = _versions(repository, last, paths)
     # What only the remote has changed since is dropped on request alone.
     known = (wanted, published, now) if to else (wanted, published)
@@ -164,6 +170,15 @@ def check_allowed(allowlist: Allowlist, paths: Iterable[str]) -> None:
         except PathRefusedError as refused:
             fix = "allow the path (BRITER_ALLOWED_PATHS), or restore it with git"
             raise DeclinedError(f"{path} may not be published now: {refused.reason}", fix) from None
+
+
+def check_not_scheduled(scheduled: Iterable[str], paths: Iterable[str]) -> None:
+    """Raise DeclinedError if a scheduled job declares one of the files that an undo restores."""
+    declared = {normalized(path) for path in scheduled}
+    for path in paths:
+        if not declared.isdisjoint((path, *parents(path))):
+            fix = "briter-worker list --status scheduled; cancel that job, or undo when it is published"
+            raise DeclinedError(f"{path} belongs to a scheduled post", fix)
 
 
 def versions_to_restore(

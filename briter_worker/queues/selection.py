@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, UnknownJobError, one_line
-from briter_worker.job import State
+from briter_worker.job import Program, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,18 @@ def select_existing(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
         message = f"the queue has no job with the id or slug {one_line(wanted, 80)!r}"
         raise UnknownJobError(message, "briter-worker list --status all")
     return found
+
+
+def check_undo(rows: Sequence[ListedJob], slug: str) -> None:
+    """Raise DeclinedError while a save of the post waits or is in flight. `rows` are the post's jobs.
+
+    The job of an earlier undo is no save: a second undo supersedes the first one.
+    """
+    saves = [row for row in rows if row.state is not State.FAILED and row.job.made_by is not Program.UNDO]
+    if saves:
+        text = f"the queue has a save of {one_line(slug, 80)}, which is {saves[0].state.value}"
+        fix = f"briter-worker cancel {one_line(slug, 80)}, or undo when it is published"
+        raise DeclinedError(f"{text}: the undo would take it back unpublished", fix)
 
 
 def select_to_retry(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:

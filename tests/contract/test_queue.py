@@ -225,6 +225,142 @@ def test_an_older_save_that_turns_up_late_joins_the_one_that_comes_back(engine: 
     assert engine.rows("a") == [(RETRYING, ("new", "old"))]
 
 
+# Saves of the worker's own programs (`watch`, `undo`)
+
+
+def held_and_found(engine: Backend, made_by: str = "watch") -> None:
+    """A producer schedules a post; a program makes a due job of the same slug afterwards."""
+    engine.save(
+        "a", ["held.md"], created=NOW - 9, name="one", scheduledFor=format_time(NOW + 50), message="M"
+    )
+    engine.save("a", ["photo.png", "held.md"], created=NOW - 1, name="two", madeBy=made_by)
+
+
+@pytest.mark.parametrize("made_by", ["watch", "undo"])
+def test_a_programs_save_joins_the_scheduled_save_of_a_producer(engine: Backend, made_by: str) -> None:
+    held_and_found(engine, made_by)
+    expected = [(SCHEDULED, ("held.md", "photo.png"))]
+    assert engine.rows("a") == expected  # before the saves are joined
+    found = engine.queue.claim(NOW)
+    assert found.claims == ()
+    assert engine.rows("a") == expected
+    assert set(engine.queue.scheduled_paths(NOW)) == {"held.md", "photo.png"}
+    engine.restart()
+    (claim,) = claimed(engine, NOW + 50)
+    assert (claim.job.message, claim.job.paths) == ("M", ("held.md", "photo.png"))
+
+
+def test_a_programs_save_joins_a_scheduled_save_whose_time_has_come_since(engine: Backend) -> None:
+    held_and_found(engine)
+    (claim,) = claimed(engine, NOW + 60)
+    assert (claim.job.message, claim.job.made_by) == ("M", None)
+
+
+def test_a_producers_newer_save_supersedes_a_programs_save(engine: Backend) -> None:
+    engine.save("a", ["photo.png"], created=NOW - 5, name="one", madeBy="watch")
+    new = engine.save("a", ["a.md"], created=NOW - 1, name="two")
+    (claim,) = claimed(engine)
+    assert (claim.job.id, claim.job.paths) == (new, ("a.md", "photo.png"))
+
+
+def test_a_programs_save_supersedes_an_older_save_that_is_due(engine: Backend) -> None:
+    engine.save("a", ["a.md"], created=NOW - 5, name="one")
+    new = engine.save("a", ["photo.png"], created=NOW - 1, name="two", madeBy="watch")
+    (claim,) = claimed(engine)
+    assert (claim.job.id, claim.job.paths) == (new, ("photo.png", "a.md"))
+
+
+@pytest.mark.parametrize("first", ["watch", None], ids=["program first", "producer first"])
+def test_a_joined_job_knows_which_paths_no_producer_declared(engine: Backend, first: str | None) -> None:
+    second = None if first else "watch"
+    engine.save("a", ["both", "x"], created=NOW - 5, name="one", madeBy=first)
+    engine.save("a", ["both", "y"], created=NOW - 3, name="two", madeBy=second)
+    (claim,) = claimed(engine)
+    assert set(claim.job.paths_of_programs) == {"x" if first else "y"}
+    release(engine, [claim])
+    engine.save("a", ["z"], created=NOW - 1, name="three", madeBy="undo")
+    (claim,) = claimed(engine)
+    assert set(claim.job.paths_of_programs) == {"x" if first else "y", "z"}
+    release(engine, [claim])
+    engine.save("a", ["x", "y", "z"], created=NOW, name="four")
+    assert claimed(engine)[0].job.paths_of_programs == frozenset()
+
+
+def test_the_paths_of_a_programs_job_are_all_its_own(engine: Backend) -> None:
+    engine.save("a", ["x"], created=NOW - 5, name="one", madeBy="watch")
+    engine.save("a", ["y"], created=NOW - 3, name="two", madeBy="watch")
+    assert set(claimed(engine)[0].job.paths_of_programs) == {"x", "y"}
+
+
+def test_a_word_of_the_producers_own_makes_no_job_a_programs(engine: Backend) -> None:
+    engine.save("a", ["old"], created=NOW - 5, name="one", scheduledFor=format_time(NOW + 50))
+    engine.save("a", ["new"], created=NOW - 1, name="two", madeBy="Ada", programPaths={"a": 1})
+    (claim,) = claimed(engine)
+    assert claim.job.paths == ("new", "old")
+    assert not claim.job.paths_of_programs
+    release(engine, [claim])
+    document = engine.document("a")
+    assert (document["madeBy"], document["programPaths"]) == ("Ada", {"a": 1})
+
+
+COMES_BACK: dict[str, Callable[[Backend, Sequence[Claim]], None]] = {
+    "retried later": lambda engine, claims: retry_later(engine, claims, NOW),
+    "released": release,
+    "dead-lettered": dead_letter,
+    "revived": lambda engine, claims: dead_letter(engine, claims, NETWORK),
+    "tried": lambda engine, claims: engine.queue.mark_tried(claims, NOW),
+}
+
+
+@pytest.mark.parametrize("comes_back", COMES_BACK)
+@pytest.mark.parametrize("is_saved", ["meanwhile", "afterwards"])
+def test_a_programs_job_that_comes_back_joins_the_scheduled_save(
+    engine: Backend, comes_back: str, is_saved: str
+) -> None:
+    def schedule() -> None:
+        engine.save("a", ["held.md"], created=NOW - 5, name="two", scheduledFor=format_time(NOW + 50))
+
+    claims = in_flight(engine, "a", ["photo.png"], created=NOW, name="one", madeBy="watch")
+    if is_saved == "meanwhile":
+        schedule()
+    COMES_BACK[comes_back](engine, claims)
+    if is_saved == "afterwards":
+        schedule()
+    engine.restart()
+    if comes_back == "dead-lettered" and is_saved == "afterwards":
+        engine.queue.retry(claims[0].job.id, NOW)
+    engine.queue.requeue(NOW)
+    assert engine.queue.claim(NOW).claims == ()
+    assert [(state, set(paths)) for state, paths in engine.rows("a")] == [
+        (SCHEDULED, {"held.md", "photo.png"})
+    ]
+    assert set(engine.queue.scheduled_paths(NOW)) == {"held.md", "photo.png"}
+
+
+def test_a_programs_job_in_flight_is_released_for_a_scheduled_save(engine: Backend) -> None:
+    claims = in_flight(engine, "a", ["a.md"], created=NOW, name="one", madeBy="watch")
+    engine.save("a", ["a.md"], created=NOW - 5, name="two", scheduledFor=format_time(NOW + 50))
+    assert engine.queue.withdrawn(claims, NOW) == {claims[0].key: Result.RELEASED}
+
+
+def test_a_programs_save_hides_no_scheduled_save_from_a_job_in_flight(engine: Backend) -> None:
+    claims = in_flight(engine, "a", ["a.md"], created=NOW - 9, name="zero")
+    held_and_found(engine)
+    assert engine.queue.withdrawn(claims, NOW) == {claims[0].key: Result.RELEASED}
+
+
+def test_a_scheduled_save_is_cancelled_with_what_programs_have_added(engine: Backend) -> None:
+    held_and_found(engine)
+    assert len(engine.queue.cancel("a", NOW).removed) == 1
+    assert engine.rows("a") == []
+
+
+def test_a_scheduled_save_published_now_takes_along_what_programs_have_added(engine: Backend) -> None:
+    held_and_found(engine)
+    assert len(engine.queue.publish_now("a", NOW)) == 1
+    assert set(claimed(engine)[0].job.paths) == {"held.md", "photo.png"}
+
+
 # Results
 
 

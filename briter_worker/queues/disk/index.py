@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
 from briter_worker.errors import FailureCode, os_error_text
-from briter_worker.job import Author, Document, Job, QuietTime, State, Status, format_time, join_paths
+from briter_worker.job import (
+    Author,
+    Document,
+    Job,
+    QuietTime,
+    State,
+    Status,
+    format_time,
+    join_paths,
+    winner_index,
+)
 from briter_worker.ports import ListedJob
 from briter_worker.queues.disk.files import BadFile, Folder, JobFile, is_job_name, printable, read_queue_file
 
@@ -286,10 +296,13 @@ class Index:
         return found
 
     def pending(self, slug: str) -> list[str]:
-        """Return the names of the slug's pending jobs, the newest save first."""
+        """Return the names of the slug's pending jobs: first the save that stands for all, then by age."""
         names = [name for name in self.by_slug.get(slug, ()) if self.entries[name].is_pending]
-        saves = [(self.entries[name].job.created_at, self.entries[name].modified, name) for name in names]
-        return [name for _, _, name in sorted(saves, reverse=True)]
+        if len(names) > 1:
+            saves = [(self.entries[name].job.created_at, self.entries[name].modified, name) for name in names]
+            names = [name for _, _, name in sorted(saves, reverse=True)]
+            names.insert(0, names.pop(winner_index([self.entries[name].job for name in names])))
+        return names
 
     def failed(self, slug: str, until: float = math.inf) -> list[str]:
         """Return the names of the slug's dead letters that were saved until then."""
@@ -312,7 +325,7 @@ class Index:
             job, at = entry.job, entry.job.scheduled_for or 0.0
             if entry.problem or entry.is_quarantined:
                 saves = (self.entries[name].job for name in self.pending(job.slug) if job.paths)
-                if any(save.created_at >= job.created_at for save in saves):
+                if any(save.created_at >= job.created_at and save.made_by is None for save in saves):
                     continue
                 at = 0.0
             elif at <= now or not entry.is_pending:

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from briter_worker.allowlist import normalized, parents
 from briter_worker.errors import DeclinedError, Failure, is_environment, one_line, os_error_text
 from briter_worker.events import Quarantined, Superseded
-from briter_worker.job import NO_QUIET_TIME, State, Status, format_time, joined_keys, with_state
+from briter_worker.job import NO_QUIET_TIME, State, Status, format_time, joined_keys, winner_index, with_state
 from briter_worker.ports import Cancellation, Claim, ClaimResult, ListedJob, Pause, Result
 from briter_worker.queues import selection
 from briter_worker.queues.disk.claims import ALONE, CANCEL, ClaimFolder, marked
@@ -140,7 +140,9 @@ class DiskQueue:
                 self._claims.claimed.touch(_name(row) + CANCEL)
             self._claims.claimed.sync()
             waiting = [row for row in rows if row.state is not State.CLAIMED]
-            removed = self._remove_rows(waiting, now)
+            removed = self._remove_files(
+                [name for row in waiting for name in self._files_listed_as(row)], now
+            )
         if waiting and not removed:
             raise DeclinedError(
                 f"{wanted!r} has just been saved again or claimed by the worker", "look again"
@@ -154,15 +156,27 @@ class DiskQueue:
         """Remove waiting jobs and dead letters that are stored elsewhere by now; newer saves stay."""
         with self._claims.exclusively():
             self._index.refresh(now)
-            self._remove_rows(rows, now)
+            self._remove_files([name for row in rows for name in self._files_of(row)], now)
+
+    def join_saves(self, now: float) -> None:
+        """Keep one waiting job of each slug, as the next claim would."""
+        with self._claims.exclusively():
+            self._index.refresh(now)
+            self._tidy(now)
+            _, due = self._join_saves(now)
+            self._claims.give_back(file.name for file in due)
 
     def _list(self, now: float) -> Sequence[ListedJob]:
         """List the jobs, those included that a dead process had taken out of the queue folder."""
         self._claims.tidy()
         return self.jobs(now)
 
-    def _remove_rows(self, rows: Iterable[ListedJob], now: float) -> list[Job]:
-        return self._alter([name for row in rows for name in self._files_of(row)], now, lambda _: None)
+    def _remove_files(self, names: Sequence[str], now: float) -> list[Job]:
+        return self._alter(names, now, lambda _: None)
+
+    def _files_listed_as(self, row: ListedJob) -> Sequence[str]:
+        """Return the files that a row stands for which was listed under the same lock."""
+        return [_name(row)] if row.state is State.FAILED else self._index.pending(row.job.slug)
 
     def _files_of(self, row: ListedJob) -> list[str]:
         """Return the files shown as this row. A later save is newer, or declares what the row did not."""
@@ -253,10 +267,10 @@ class DiskQueue:
         back: list[str] = []
         losers: list[str] = []
         for names in self._index.rivals(now):
-            rivals = sorted(self._take_rivals(names, now), key=lambda file: file.order)
-            if not rivals:
+            older = sorted(self._take_rivals(names, now), key=lambda file: file.order, reverse=True)
+            if not older:
                 continue
-            newest, older = rivals.pop(), rivals[::-1]
+            newest = older.pop(winner_index([file.job for file in older]))
             has_quiet_time = self._index.quiet.after_save > 0
             if keys := joined_keys(newest.job, [f.job for f in older], with_first_save=has_quiet_time):
                 document = {**newest.document, **keys, "updatedAt": format_time(now)}
@@ -358,6 +372,8 @@ class DiskQueue:
             for claim in claims:
                 published = set(claim.job.paths).difference(rejected.get(claim.key, ()))
                 older = index.failed(claim.job.slug, claim.job.created_at)
+                if claim.job.made_by is not None:  # what a damaged file declared stays withheld
+                    older = [name for name in older if not index.entries[name].is_quarantined]
                 change = partial(_without, {normalized(path) for path in published})
                 self._alter(older, self._clock(), change)
             self._remove(claim.key for claim in claims)
@@ -412,7 +428,8 @@ class DiskQueue:
         for claim in claims:
             for name in index.pending(claim.job.slug)[:1]:
                 newest = index.entries[name].job
-                if newest.created_at >= claim.job.created_at and (newest.scheduled_for or 0.0) > now:
+                is_newer = newest.created_at >= claim.job.created_at or claim.job.made_by is not None
+                if is_newer and (newest.scheduled_for or 0.0) > now:
                     found.setdefault(claim.key, Result.RELEASED)
         return found
 

@@ -62,7 +62,8 @@ SELECT c.id, c.cancelled FROM publications c WHERE c.id = ANY(%s) AND c.state = 
     c.cancelled OR EXISTS (
         SELECT FROM publications newer
         WHERE newer.site = c.site AND newer.slug = c.slug AND newer.state = 'pending'
-        AND newer.created_at >= c.created_at AND newer.scheduled_for > %s
+        AND newer.scheduled_for > %s
+        AND (newer.created_at >= c.created_at OR c.document::json ->> 'madeBy' IN ('watch', 'undo'))
     )
 )
 """

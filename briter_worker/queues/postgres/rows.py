@@ -22,6 +22,7 @@ from briter_worker.job import (
     format_time,
     joined_keys,
     read_document,
+    winner_index,
 )
 
 if TYPE_CHECKING:
@@ -279,7 +280,8 @@ def join_saves(connection: Connection, site: str, changed: Sequence[Row], now: f
             if not (state == FAILED and row.job.failure in _OF_QUARANTINED_FILES):
                 crowds[row.job.slug].append(row)
         for crowd in crowds.values():
-            newest, *older = sorted(crowd, key=lambda row: row.order, reverse=True)
+            older = sorted(crowd, key=lambda row: row.order, reverse=True)
+            newest = older.pop(winner_index([row.job for row in older]))
             has_quiet_time = newest.job.quiet_until is not None
             keys = joined_keys(newest.job, [row.job for row in older], with_first_save=has_quiet_time)
             joined = newest.with_keys(keys, now) if keys else newest
