@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NOW = 1_769_850_000.0
 """2026-01-31T09:00:00Z."""
-OUTCOME = {"job_id": "j1", "slug": "hello", "attempt": 1, "dry_run": False, "duration_ms": 96}
+OUTCOME: dict[str, Any] = {"job_id": "j1", "slug": "hello", "attempt": 1, "dry_run": False, "duration_ms": 96}
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +42,8 @@ def line(event: events.Event) -> str:
             "10:00:00 published hello 52ed5b in 96 ms without .env, b c",
         ),
         (
-            events.Failed(**OUTCOME, error="no answer.", failure="network", retry_at=NOW + 300, fix="w"),
-            "10:00:00 failed hello no answer. in 96 ms (network) next try in 5 min (31 Jan, 10:05:00)\n Fix: w",
+            events.Failed(**OUTCOME, error="down.", failure="network", retry_at=NOW + 60, fix="w"),
+            "10:00:00 failed hello down. in 96 ms (network) next try in 60 s (31 Jan, 10:01:00)\n Fix: w",
         ),
         (
             events.Steered(action="cancel", by="root", job_id="j1", slug="tomorrow"),
