@@ -43,7 +43,7 @@ def line(event: events.Event) -> str:
         ),
         (
             events.Failed(**OUTCOME, error="down.", failure="network", retry_at=NOW + 60, fix="w"),
-            "10:00:00 failed hello down. in 96 ms (network) next try in 60 s (31 Jan, 10:01:00)\n Fix: w",
+            "10:00:00 failed hello down. in 96 ms (network) next try in 1 min (31 Jan, 10:01:00)\n Fix: w",
         ),
         (
             events.Steered(action="cancel", by="root", job_id="j1", slug="tomorrow"),
