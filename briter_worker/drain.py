@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from briter_worker import events
+from briter_worker.bisection import Bisection, Verdict
 from briter_worker.errors import (
     Failure,
     FailureClass,
@@ -75,6 +76,8 @@ class Drain:
     blames_node: Callable[[Failure], bool] = lambda _: False
     """Returns True for a failure that is this machine's alone: it costs no attempt."""
     clock: Callable[[], float] = time.time
+    slow_ids: set[str] = field(default_factory=set)
+    """The jobs whose posts needed longer than all others: a later push of others does not hurry them."""
     _doubt: Failure | None = field(default=None, init=False)
 
     def run(self, found: ClaimResult | None = None) -> Counts | None:
@@ -104,7 +107,7 @@ class Drain:
                 made = claimed.attempt - 1
                 text = f"the worker died while it published this job alone; {made} attempts were made"
                 fix = "check the files of the post, then save it again"
-                poisoned.fail([claimed.key], Failure(FailureCode.KILLED_WORKER, text, fix))
+                poisoned.fail([Verdict(claimed, Failure(FailureCode.KILLED_WORKER, text, fix))])
                 batch.counts.add(poisoned.counts)
             else:
                 batch.counts.add(self._drain([claimed]))
@@ -158,16 +161,33 @@ class Drain:
                     batch.release(except_for=self._undecided(batch))
                 raise
         if batch.has_pushed:
-            for job in self.queue.requeue(self.clock(), batch.failed_ids):
+            # The push proves nothing of a post that was too slow alone.
+            for job in self.queue.requeue(self.clock(), batch.failed_ids | self.slow_ids):
                 self.emit(events.Revived(job_id=job.id, slug=job.slug))
         return batch.counts
 
     def _publish(self, batch: _Batch, claims: Sequence[Claim]) -> None:
-        """Publish the claims with one push; halve them while one of them is at fault."""
+        """Publish the claims with one push; where it fails, search for the one at fault."""
+        search = Bisection(claims)
+        while piece := search.next_piece():
+            if self.stopping():
+                raise StoppedError
+            accepted = batch.accepted
+            error = self._push(batch, [claim for claim in piece if claim.key in batch.open])
+            if batch.accepted > accepted:
+                batch.fail(search.note_passed())
+            if error is None:
+                continue
+            if self.blames_node(failure := failure_of(error)):
+                raise NodeFailureError(failure)
+            batch.fail(search.note_failed(self._unpublished(batch, piece), error))
+        batch.fail(search.rest())
+        self.slow_ids |= search.slow_ids
+
+    def _push(self, batch: _Batch, claims: Sequence[Claim]) -> Exception | None:
+        """Publish these claims with one push; return the error of those that have no outcome after it."""
         if not claims:
-            return
-        if self.stopping():
-            raise StoppedError
+            return None
         try:
             for outcomes in self.publisher().publish(
                 claims,
@@ -180,23 +200,14 @@ class Drain:
         except (LockLostError, UnavailableError, StoppedError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever happens to a batch never ends the worker
-            self._publish_less(batch, claims, failure_of(error))
+            return error
+        return None
 
-    def _publish_less(self, batch: _Batch, claims: Sequence[Claim], failure: Failure) -> None:
-        """Fail the claims of a failed push, or publish them in halves until one at fault stands alone."""
-        if self.blames_node(failure):
-            raise NodeFailureError(failure)
+    def _unpublished(self, batch: _Batch, claims: Sequence[Claim]) -> list[Claim]:
+        """Return the claims that the failed push has surely not published."""
         undecided = self._undecided(batch)
         batch.counts.undecided = len(undecided)
-        left = [each for each in claims if each.key in batch.open and each.key not in undecided]
-        # Of any other failure, a smaller batch would fail as well.
-        is_one_jobs_fault = failure.code is FailureCode.INTERNAL or _is_refusal(failure)
-        if len(left) > 1 and is_one_jobs_fault:
-            middle = len(left) // 2
-            self._publish(batch, left[:middle])
-            self._publish(batch, left[middle:])
-        else:
-            batch.fail([each.key for each in left], failure)
+        return [each for each in claims if each.key in batch.open and each.key not in undecided]
 
     def _undecided(self, batch: _Batch, unopened: Collection[str] = ()) -> frozenset[str]:
         """Return the keys of the open claims whose push may have landed; `unopened` without a publisher."""
@@ -217,6 +228,8 @@ class _Batch:
         self.attempts = ExitStack()
         """Leaves the contexts of attempts that were not completed."""
         self.has_pushed = False
+        self.accepted = 0
+        """Posts that the remote accepted, or would accept."""
         self.failed_ids: set[str] = set()
         self._total = len(self.open)
         self._drain = drain
@@ -293,9 +306,9 @@ class _Batch:
         cancelled = [key for key, result in found.items() if result is Result.CANCELLED]
         self.complete([Outcome(key, Result.CANCELLED) for key in cancelled if key not in except_for])
 
-    def fail(self, keys: Iterable[str], failure: Failure) -> None:
-        """Complete these claims with the same failure."""
-        self.complete([Outcome(key, Result.FAILED, failure=failure) for key in keys])
+    def fail(self, verdicts: Iterable[Verdict]) -> None:
+        """Complete claims with their failures."""
+        self.complete([Outcome(claim.key, Result.FAILED, failure=failure) for claim, failure in verdicts])
 
     def release(self, *, except_for: Collection[str] = ()) -> None:
         """Put the open claims back as if they had not been claimed."""
@@ -353,6 +366,7 @@ class _Batch:
     def _receipt(self, claim: Claim, outcome: Outcome) -> events.Event:
         if claim.job.type != GIT_SYNC or outcome.result is Result.UNCHANGED or outcome.commit is None:
             return events.NoChange(**self._facts(claim, outcome))
+        self.accepted += 1
         self.has_pushed = self.has_pushed or not self._dry_run
         return events.Published(
             **self._facts(claim, outcome),

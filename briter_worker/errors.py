@@ -171,6 +171,7 @@ class FailureCode(StrEnum):
     HOST_KEY = "host-key", "the identity of the remote could not be verified"
     REMOTE_MISSING = "remote-missing", "the remote repository was not found"
     REMOTE_REFUSED = "remote-refused", "the remote refuses every push at the moment"
+    PROTECTED = "protected", "the remote's branch is protected, and the worker may not push to it"
     REMOTE_REWRITTEN = "remote-rewritten", "the remote's history was rewritten"
     DIVERGED = "diverged", "the local branch and the remote have diverged"
     WRONG_BRANCH = "wrong-branch", "another branch is checked out on the server"
@@ -279,6 +280,27 @@ class PublishError(FixableError):
     def from_os(cls, what_failed: str, error: OSError) -> PublishError:
         """Return the environment failure for an error of the operating system."""
         return cls(FailureCode.DISK, f"{what_failed}: {os_error_text(error)}", os_error_fix(error))
+
+
+class PushRejectedError(PublishError):
+    """Report a push that the remote refused in words of its own, such as a hook's.
+
+    The words decide nothing: whether a post or the site is at fault shows in which pushes are refused.
+    """
+
+    def __init__(self, message: str, fix: str, condition: Failure, *, is_known: bool) -> None:
+        self.condition = condition
+        """The failure where every post is refused like this."""
+        self.is_known = is_known
+        """The words are a git host's, known to concern every post."""
+        super().__init__(FailureCode.REJECTED, message, fix)
+
+
+class SlowBatchError(PublishError):
+    """Report a time-out that one post of the batch may have caused: a smaller batch may pass."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.code, failure.message, failure.fix)
 
 
 class RefusedError(PublishError):

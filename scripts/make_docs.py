@@ -117,7 +117,7 @@ MEANINGS = {
         "Make the file smaller, or raise the setting if the remote accepts such a file.",
     ),
     FailureCode.REJECTED: (
-        "The remote rejects this post alone (a hook, a size limit, a secret scan).",
+        "The remote rejects this post (a hook, a size limit, a secret scan), and no post besides.",
         "Change what the remote names in `lastError`, then save the post again.",
     ),
     FailureCode.OUTDATED: (
@@ -169,8 +169,12 @@ MEANINGS = {
         "Correct `BRITER_GIT_REMOTE` or the address: `git remote set-url`.",
     ),
     FailureCode.REMOTE_REFUSED: (
-        "The remote refuses every push (a protected branch, a full disk, locks).",
-        "Allow the worker's account to push to the branch, or free space on the remote.",
+        "The remote refuses every push (a hook that refuses each post alike, a full disk, locks).",
+        "Correct what `lastError` quotes: the remote's hook, its disk, its locks.",
+    ),
+    FailureCode.PROTECTED: (
+        "The branch is protected on the remote, and the worker's account may not push to it.",
+        "Allow the worker's account to push to the branch, or configure another branch.",
     ),
     FailureCode.REMOTE_REWRITTEN: (
         "The remote's branch was deleted, or set back.",

@@ -13,7 +13,14 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import OS_FIXES, FailureCode, PublishError, one_line
+from briter_worker.errors import (
+    OS_FIXES,
+    Failure,
+    FailureCode,
+    PublishError,
+    PushRejectedError,
+    one_line,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,6 +33,10 @@ _FSCK = "find the damage with git fsck --full, and restore it from the remote or
 _CHANGE = (
     "change the post and save it again; or, if the remote refuses every post like this, correct its hook, "
     "then: briter-worker retry --all"
+)
+_EVERY = (
+    "change the rule or hook with which the remote refuses every post, or change the posts; the worker tries "
+    "again by itself"
 )
 _TRUST = (
     "run the worker as the owner of that repository's files, or, as the user who was refused: git config "
@@ -50,7 +61,7 @@ _CAUSES = {
     "address": (_C.REMOTE_MISSING, _ADDRESS),
     "remote": (_C.REMOTE_REFUSED, _REPAIR),
     "login": (_C.REMOTE_REFUSED, "check what the remote's login prints: git ls-remote"),
-    "branch": (_C.REMOTE_REFUSED, "allow the worker's key on the branch, or configure another branch"),
+    "branch": (_C.PROTECTED, "allow the worker's key on the branch, or configure another branch"),
     "signature": (
         _C.REMOTE_REFUSED,
         "sign the commits: BRITER_GIT_SIGNING_KEY, with a key that the host knows",
@@ -91,18 +102,15 @@ _LOCAL_FIRST = r"""
     owner      dubious ownership
 """
 _REMOTE = r"""
-    large      exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)
-    large      large files detected|larger than the allowed
+    large      pack exceeds maximum allowed size
     remote     no space left|disk quota|read-only file ?system|input/output error|out of memory|unpacker error
     remote     unable to (?:create|write)|insufficient permission|unable to lock|cannot lock ref
-    remote     maintenance|archived|over its data quota|exceeded its size limit
-    limited    rate limit(?:ed)?|too many requests
     address    repository not exported|service not enabled|no such repository
     auth       permission to \S{1,300} denied|access denied|invalid (?:username|credentials)|deploy key
     auth       write access to repository not granted|do(?:es)? not have write access
     address    (?:repository|project) (?:'[^']*' )?(?:was )?not found|could not be found|does not exist
-    network    internal server error|service unavailable|temporarily unavailable|bad gateway
 """
+"""What git at the other end says, and what hosts say before they take a push."""
 _LOCAL = r"""
     network    could not resolve (?:host|proxy)(?:name)?|name or service not known|name resolution
     network    connection (?:refused|reset|timed out|closed|was closed)|network is unreachable
@@ -129,23 +137,21 @@ _LOCAL = r"""
     git        is not a git command|setpriv: failed to execute git
     none       not a git repository
 """
-_REJECTIONS = r"""
-    large      exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)
-    large      large files detected|larger than the allowed|(?:error:|HTTP) 413
-    content    cannot contain secrets|push protection|contains? (?:\w{1,20} )?secrets|secrets? detected
-    content    secrets found
-    branch     protected (?:branch|branches|ref|refs)|GH006|GH013|not allowed to (?:force )?push
-    branch     not permitted to push
-    branch     currently checked out|refusing to update checked out branch|deletion prohibited|shallow update
-    branch     (?:through|via|use|using|by) (?:an? )?(?:pull|merge) requests?|required status checks?
-    branch     committer email
-    signature  verified signatures?
-    remote     no space left|disk quota|read-only file ?system|unable to (?:create|write)
-    remote     insufficient permission
-    remote     cannot lock ref|unable to lock|internal server error|temporarily unavailable|try again
-    remote     maintenance|archived|exceeded its size limit|over its data quota
-    content    declined|GH0\d\d|fsck error|prohibited by|refusing to allow
+_UNPACKING = r"""
+    large      pack exceeds maximum allowed size
+    content    fsck error
 """
+"""What git's own unpacking says of the contents: no hook has run by then."""
+_SENTENCES = r"""
+    branch     GH006|protected branch hook declined|cannot update this protected (?:branch|ref)
+    branch     changes must be made through a pull request|required status checks?
+    branch     GitLab: You are not allowed to (?:force )?push code to (?:a )?protected branch(?:es)?
+    branch     (?:Gitea|Forgejo): Not allowed to push to protected branch
+    branch     can only be modified through pull requests|TF402455
+    signature  GitLab: Commit must be signed|commits must have verified signatures
+    large      GH001
+"""
+"""Sentences of git hosts, each known to mean one thing: they choose the fix."""
 UNLOCK = "use a key without a passphrase, or unlock it in the agent of the worker's user: ssh-add, gpg-agent"
 _NO_KEY = (
     "set BRITER_GIT_SIGNING_KEY to a key that the worker's user can read, or start the agent that has it; "
@@ -166,7 +172,24 @@ _SIGNING = (
     ("failed to sign|gpg: |gpgsm: ", _UNKNOWN_KEY),
 )
 _MOVED_THERE = "is at [0-9a-f]{4,64} but expected"
-_MOVED = "stale info|fetch first|non-fast-forward|incorrect old value|already exists"
+_REASON = re.compile(r"\(([^()]*)\)\s*\Z")
+_MOVED = re.compile(
+    "stale info|fetch first|non-fast-forward|incorrect old value(?: provided)?|(?:reference )?already exists"
+)
+_OWN_REASONS = re.compile(
+    "unpacker error|bad pack|missing necessary objects|failed to (?:update ref|write|start transaction)"
+    "|transaction error|atomic transaction failed|refname conflict|reference conflict due to .*"
+    "|funny refname|refusing to (?:create funny ref|update funny ref|update checked out branch|.*symref.*)"
+    "|bad ref|broken symref|aliased refs|inconsistent aliased update|invalid new value provided"
+    "|branch is currently checked out|deletion (?:of the current branch )?prohibited"
+    "|shallow (?:update not allowed|error)|(?:proc-receive|remote) failed to report status"
+    "|(?:fail to run|no) proc-receive hook|Up-to-date check failed"
+    "|Working directory has (?:un)?staged changes|Could not update working tree to new HEAD"
+)
+"""What git's own receive-pack reports of a ref, but for what its hooks decide."""
+_HOOK_ABORTED = re.compile("aborted by (?:the reference-transaction )?hook")
+_NOT_BARE = re.compile("checked out|deletion|shallow|staged changes|Up-to-date check|working tree")
+_BARE = "publish to a bare repository that accepts the branch, or configure another branch"
 _UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
 
 
@@ -204,20 +227,37 @@ def status_text(status: int) -> str:
 
 
 def from_rejection(summary: str, text: str) -> PublishError | None:
-    """Return what the remote's rejection of a push means: REJECTED when the contents are at fault.
+    """Return what the remote's rejection of a push means.
 
-    Return None if the remote branch is not where it was last seen.
+    Git's own reasons decide at once. Any other is the remote's, as of a hook: a PushRejectedError, whose
+    words decide nothing. Return None if the remote branch is not where it was last seen.
     """
-    text, title = _shorten(text), _without_names(summary)
-    said = f"{title}\n{_split_voices(text)[1]}"
-    if _has(_MOVED, title) or _has(_MOVED_THERE, said):
+    text = _shorten(text)
+    found = _REASON.search(summary)
+    reason = found[1] if found else ""
+    said = _split_voices(text)[1]
+    is_own = bool(_OWN_REASONS.fullmatch(reason)) and not _HOOK_ABORTED.search(said)
+    if _MOVED.fullmatch(reason) or (is_own and _has(_MOVED_THERE, said)):
         return None
-    found = None if _UNSTARTABLE_HOOK.search(text) else _find(_REJECTIONS, said)  # whatever is pushed
-    code, fix = found or (FailureCode.REMOTE_REFUSED, _REPAIR)
     lines = (_REMOTE_LINE.match(line) for line in re.split(r"[\r\n]+", text))
     quoted = _shown((line[1].strip() for line in lines if line), between=" ")
-    reason = summary.rstrip(".") if not quoted or code is FailureCode.REMOTE_REFUSED else ""
-    return PublishError(code, f"the remote rejected the push: {f'{reason} {quoted}'.strip()}", fix)
+    shown = f"the remote rejected the push: {quoted or summary.rstrip('.')}"
+    in_full = f"the remote rejected the push: {summary.rstrip('.')} {quoted}".rstrip()
+    if _UNSTARTABLE_HOOK.search(text):
+        return PublishError(_C.REMOTE_REFUSED, in_full, _REPAIR)
+    if not is_own:
+        return _from_hook(f"{_without_names(summary)}\n{said}", shown)
+    if reason == "unpacker error" and (cause := _find(_UNPACKING, said)):
+        return PublishError(cause[0], shown, cause[1])
+    return PublishError(_C.REMOTE_REFUSED, in_full, _BARE if _NOT_BARE.search(reason) else _REPAIR)
+
+
+def _from_hook(said: str, shown: str) -> PublishError:
+    """Return the failure for a refusal in the remote's own words; a host's known sentence chooses the fix."""
+    code, fix = _find(_SENTENCES, said) or (_C.REJECTED, "")
+    is_known = code is not _C.REJECTED
+    condition = Failure(code if is_known else _C.REMOTE_REFUSED, shown, fix or _EVERY)
+    return PushRejectedError(shown, fix or _CHANGE, condition, is_known=is_known)
 
 
 def _find(table: str, said: str) -> tuple[FailureCode, str] | None:

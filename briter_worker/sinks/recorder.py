@@ -38,7 +38,8 @@ _DAY_S = 86400.0
 _MOMENTS_KEPT_S = 7 * _DAY_S
 
 _NOT_SEEN_BY_A_PULL = frozenset(
-    {FailureCode.AUTH, FailureCode.REMOTE_REFUSED, FailureCode.DISK, FailureCode.PLUGIN_BROKEN}
+    {FailureCode.AUTH, FailureCode.REMOTE_REFUSED, FailureCode.PROTECTED}
+    | {FailureCode.DISK, FailureCode.PLUGIN_BROKEN}
 )
 """Conditions that may keep a post from being pushed although the remote's commits can be fetched."""
 

@@ -42,22 +42,28 @@ GH006 = "echo 'GH006: Protected branch update failed for refs/heads/main.' >&2; 
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "fix", "said"),
+    ("file", "content", "failure", "fix", "said"),
     [
-        ("hooks/pre-receive", f"#!/bin/sh\n{GH006}\n", "allow the worker's key on the branch", "GH006"),
-        ("hooks/pre-receive", "#!/nonexistent/interpreter\n", "its hooks", ""),
-        ("refs/heads/main.lock", "", "its locks", "main.lock"),
+        (
+            "hooks/pre-receive",
+            f"#!/bin/sh\n{GH006}\n",
+            "protected",
+            "the worker's key on the branch",
+            "GH006",
+        ),
+        ("hooks/pre-receive", "#!/nonexistent/interpreter\n", "remote-refused", "its hooks", ""),
+        ("refs/heads/main.lock", "", "remote-refused", "its locks", "main.lock"),
     ],
     ids=["a protected branch", "a hook that cannot be started", "a lock"],
 )
 def test_a_remote_that_takes_no_post_is_waited_for(
-    site: Site, file: str, content: str, fix: str, said: str
+    site: Site, file: str, content: str, failure: str, fix: str, said: str
 ) -> None:
     there = site.remote / file
     there.parent.mkdir(exist_ok=True)
     there.write_text(content)
     there.chmod(0o755)
-    assert said in assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, fix, there.unlink)
+    assert said in assert_waits_until_it_passes(site, FailureCode(failure), fix, there.unlink)
 
 
 def test_a_remote_whose_disk_is_full_is_waited_for(site: Site) -> None:
@@ -170,6 +176,9 @@ MINDS = {
     "a word": ("echo 'no swearing, please' >&2; exit 1", "no swearing, please"),
     "and trips over it": ("frobnicate || exit 1", "frobnicate"),
     "and says nothing": ("exit 1", "hook declined"),
+    "as if it were busy": ("echo 'archived, try again with a pull request' >&2; exit 1", "try again"),
+    "as a host does": (GH006, "GH006"),
+    "as git does": ("echo 'error: cannot lock ref; fetch first; no space left' >&2; exit 1", "fetch first"),
 }
 
 
@@ -185,6 +194,43 @@ def test_only_the_post_that_the_remote_minds_dies_with_its_words(site: Site, wha
     site.save_post("b", "good\n")
     assert_published(site, site.run_once(), "b")
     assert_once(site, "a", "b", "c")
+
+
+GITLAB = "GitLab: You are not allowed to push code to protected branches on this project."
+
+
+@pytest.mark.parametrize("words", [GITLAB, "post $new is refused, as all are"])
+def test_a_branch_that_takes_no_post_is_one_condition_and_few_pushes(site: Site, words: str) -> None:
+    """Also for words that nobody knows: all are refused alike, whichever post is pushed alone."""
+    slugs = [f"post-{number}" for number in range(30)]
+    save(site, *slugs)
+    hook = site.hook(f'read old new ref; echo >> pushes; echo "{words}" >&2; exit 1')
+    result = site.run_once(**LAST)
+    expected = FailureCode.PROTECTED if words == GITLAB else FailureCode.REMOTE_REFUSED
+    for slug in slugs:
+        assert_dead_letter(site, result, expected, slug=slug)
+    assert len(result.of("condition")) == 1
+    assert len((site.remote / "pushes").read_text()) <= 13
+    hook.unlink()
+    save(site, "last")
+    after = site.run_once()
+    assert len(after.of("revived")) == len(slugs)
+    assert_published(site, after, *slugs, "last")
+
+
+@pytest.mark.parametrize("bad", [(0, 1), (0, 5), (4, 5), (0, 1, 2)], ids=str)
+def test_a_few_posts_that_are_refused_alike_stop_no_other_post(site: Site, bad: tuple[int, ...]) -> None:
+    slugs = ["a", "b", "c", "d", "e", "f"]
+    site.hook("read old new ref; if git log -p $old..$new | grep -q BAD; then echo no >&2; exit 1; fi")
+    save(site, *slugs)
+    for number in bad:
+        site.write_post(f"content/posts/{slugs[number]}.md", "BAD\n")
+    result = site.run_once()
+    for number, slug in enumerate(slugs):
+        if number in bad:
+            assert_refused(site, result, FailureCode.REJECTED, slug=slug)
+        else:
+            assert_published(site, result, slug)
 
 
 # Names and addresses

@@ -274,7 +274,15 @@ REFUSED = frozenset(
     {"nopaths", "malformed", "unreadable", "unknown-type", "too-large", "rejected", "conflict"}
 )
 ENVIRONMENT = frozenset(
-    {"network", "timeout", "remote-missing", "remote-refused", "wrong-branch", "unfinished-operation"}
+    {
+        "network",
+        "timeout",
+        "remote-missing",
+        "remote-refused",
+        "protected",
+        "wrong-branch",
+        "unfinished-operation",
+    }
 )
 """Failures of what is around these sites; any other failure is a defect, here or there."""
 
