@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from briter_worker.allowlist import Allowlist, PathRefusedError
 from briter_worker.client import compose
 from briter_worker.cluster import sites
-from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.errors import DeclinedError, UsageError, one_line
 from briter_worker.git.payloads import GatherError, gather
 from briter_worker.git.undo import check_allowed, check_not_scheduled
-from briter_worker.job import Program
+from briter_worker.job import Program, UnreadableJobError
 from briter_worker.ports import RESTORE, Payload, SubmittedFile
 from briter_worker.queues.postgres.payloads import ContentChangedError, PayloadSource, submit
 from briter_worker.queues.postgres.rows import locked, select
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from briter_worker.sinks.history import Receipt
 
 _MAX_TRIES = 5
+_SHOWN = 200
+"""Characters of a path in a message: the reason that follows is read, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ def send(
                 submit(connection, settings.site, document, source, quiet=quiet_time_of(settings))
         except ContentChangedError:
             continue
+        except UnreadableJobError as error:  # what only the database's limits refuse
+            raise ValueError(str(error)) from None
         sites.wake(database)
         return Sent(document["id"], settings.site, left_out, missing)
     raise GatherError("the files keep changing while they are read: write them elsewhere, then rename them")
@@ -157,10 +161,12 @@ def _values(files: Mapping[str, bytes | None], allowlist: Allowlist, max_bytes: 
         try:
             path = allowlist.resolve(declared)
         except PathRefusedError as refused:
-            raise GatherError(f"{declared}: {refused.reason}") from None
+            raise GatherError(f"{one_line(declared, _SHOWN)}: {refused.reason}") from None
         if content is not None and path != declared:
-            raise GatherError(f"{declared} names a folder, and has a content")
+            raise GatherError(f"{one_line(declared, _SHOWN)} names a folder, and has a content")
         if content is not None and len(content) > max_bytes:
-            raise GatherError(f"{path} has {len(content)} bytes, more than the {max_bytes} allowed")
+            raise GatherError(
+                f"{one_line(path, _SHOWN)} has {len(content)} bytes, more than the {max_bytes} allowed"
+            )
         resolved[path] = content
     return PayloadSource.of(resolved)

@@ -214,6 +214,8 @@ class Site:
         contents = contents or {}
         given = {name: value for name, value in body.items() if value is not None}
         author, at = given.pop("author", None), given.pop("scheduledFor", None)
+        if "at" in given:  # an argument of `compose`, and no key of a job
+            raise ProblemError(422, "at is not a key of a job", "use scheduledFor")
         person = (author["name"], author["email"]) if author else None
         try:
             document = client.compose(given.pop("slug"), given.pop("paths"), at=at, author=person, **given)

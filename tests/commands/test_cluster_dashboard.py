@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from conformance import check_conformance
 from dashboards import Dashboard, events, serving, sign_in
 from sites import Site, eventually
 
@@ -20,11 +21,13 @@ from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from briter_worker.queues.postgres.database import Database
 
 LATE = "2099-01-01T09:00:00.000Z"
 NAMES = ("blog", "shop")
+LONG = "content/" + f"{'a' * 200}/" * 11 + "a.md"
 
 
 @pytest.fixture
@@ -228,7 +231,7 @@ def test_an_address_that_postgres_cannot_take_is_no_page(dashboard: Dashboard) -
     ("change", "told"),
     [
         ({"contents": {"content/a.md": "no base64!"}}, "base64"),
-        ({"contents": {}}, "at least 1"),
+        ({"contents": {}}, "not empty"),
         ({"contents": None}, "contents"),
         ({"contents": {"../etc/passwd": "YQ=="}}, "../etc/passwd"),
         ({"contents": {"secret/a.md": "YQ=="}}, "secret/a.md"),
@@ -236,17 +239,51 @@ def test_an_address_that_postgres_cannot_take_is_no_page(dashboard: Dashboard) -
         ({"paths": ["content/b.md"]}, "leave paths out"),
         ({"slug": ""}, "slug"),
         ({"scheduledFor": "soon"}, "soon"),
+        ({"at": LATE}, "use scheduledFor"),
+        ({"slug": "é" * 900}, "longer than 1000 bytes"),
+        ({"contents": {f"content/{'a' * 2400}.md": "YQ=="}}, "more than 255 bytes"),
+        ({"contents": {LONG: "YQ=="}}, "more than 2000 bytes"),
+        ({"contents": {f"content/{'a/' * 900}é.md": "YQ=="}}, "content/a/a/a"),
+        ({"contents": {"content/a\0.md": "YQ=="}}, "NUL"),
+        ({"contents": {"content/\ud800.md": "YQ=="}}, "surrogate"),
+        ({"extra": "\ud800"}, "surrogate"),
+        ({"id": "mine"}, "id"),
+        ({"author": {"name": "Ada"}}, "author"),
     ],
 )
 def test_what_cannot_be_published_is_refused_with_the_reason(
     dashboard: Dashboard, change: dict[str, Any], told: str
 ) -> None:
     body = {"slug": "hello", "contents": {"content/a.md": encoded("a")}, **change}
-    answer = dashboard.api.post("/api/sites/blog/jobs", json=body)
+    headers = {"Content-Type": "application/json"}
+    answer = dashboard.api.post("/api/sites/blog/jobs", content=json.dumps(body), headers=headers)
     assert answer.status_code == 422, answer.text
-    assert told in answer.text
+    assert told in answer.json()["detail"] + answer.json().get("fix", "")
     assert answer.headers["content-type"] == "application/problem+json"
     assert dashboard.json("/api/sites/blog/jobs")["total"] == 0
+
+
+def test_the_api_of_a_cluster_keeps_to_its_description(dashboard: Dashboard, database: Database) -> None:
+    save(database, "blog", "later", scheduledFor=LATE)
+    save(database, "blog", "broken", status="failed", failure="rejected", lastError="refused")
+    # Which paths and which base64 are accepted, the schema cannot describe.
+    paths = check_conformance(dashboard, loose=["/api/sites/{site}/jobs"], site="blog", examples=3)
+    assert len(paths) >= 14
+
+
+def test_a_command_says_what_is_wrong_with_a_job_that_the_database_cannot_hold(
+    cluster: Site, tmp_path: Path
+) -> None:
+    (tmp_path / "content").mkdir()
+    (tmp_path / "content/a.md").write_text("A\n")
+    for slug, path, said in (
+        ("é" * 900, "content/a.md", "longer than 1000 bytes"),
+        ("long", LONG, "more than 2000 bytes"),
+    ):
+        arguments = ("enqueue", slug, path, "--site", "blog", "--root", str(tmp_path), "--force")
+        line = cluster.command(*arguments).error(2)
+        assert said in line
+        assert "report it" not in line
 
 
 # --- Live stream
