@@ -274,13 +274,14 @@ def test_the_api_of_a_cluster_keeps_to_its_description(dashboard: Dashboard, dat
 def test_a_command_says_what_is_wrong_with_a_job_that_the_database_cannot_hold(
     cluster: Site, tmp_path: Path
 ) -> None:
-    (tmp_path / "content").mkdir()
-    (tmp_path / "content/a.md").write_text("A\n")
+    for path in ("content/a.md", LONG):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("A\n")
     for slug, path, said in (
         ("é" * 900, "content/a.md", "longer than 1000 bytes"),
         ("long", LONG, "more than 2000 bytes"),
     ):
-        arguments = ("enqueue", slug, path, "--site", "blog", "--root", str(tmp_path), "--force")
+        arguments = ("enqueue", slug, path, "--site", "blog", "--root", str(tmp_path))
         line = cluster.command(*arguments).error(2)
         assert said in line
         assert "report it" not in line
