@@ -18,7 +18,7 @@ from briter_worker.job import SUFFIX, MalformedJobError, encode_document, format
 from briter_worker.lock import AnotherWorkerError
 from briter_worker.ports import RESTORE
 from briter_worker.queues.disk.files import Folder, unused_name
-from briter_worker.queues.postgres.payloads import PostgresPayloads
+from briter_worker.queues.postgres.payloads import NewerSaveError, PostgresPayloads
 from briter_worker.queues.postgres.rows import delete, locked, select
 from briter_worker.wiring import open_database, open_disk_queue, open_git, open_lock, open_postgres_queue
 
@@ -65,10 +65,10 @@ def import_jobs(settings: Settings, now: float) -> Migrated:
                     del document["attempts"]  # the listing's, not the producer's
                 # Without the key, the file's age says it.
                 document["createdAt"] = document.get("createdAt") or format_time(each.job.created_at)
-                sent = send(settings, document)
+                sent = send(settings, document, saved_at=each.job.created_at)
             except UnavailableError:
                 raise
-            except (GatherError, MalformedJobError, OSError) as error:
+            except (GatherError, MalformedJobError, NewerSaveError, OSError) as error:
                 moved.stayed[each.job.slug] = str(error)
                 continue
             queue.remove([each], now)
@@ -138,7 +138,10 @@ def _export_some(settings: Settings, moved: Migrated) -> bool:
 
 def _write_job_file(queue: Folder, row: Row) -> None:
     """Write the job into the folder, beside whatever is there by that name."""
+    # Without the key, the file's age would make the save the newest of its post.
+    arrived = format_time(row.job.created_at)
     document = {"id": row.job.id, **row.document}
+    document["createdAt"] = document.get("createdAt") or arrived
     with queue.written(encode_document(document), mode=0o666) as temporary:
         name = row.job.id.replace("/", "_").lstrip(".") or "job"
         try:

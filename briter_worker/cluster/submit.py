@@ -88,10 +88,12 @@ def send(
     *,
     root: Path | None = None,
     files: Mapping[str, bytes | None] | None = None,
+    saved_at: float | None = None,
 ) -> Sent:
     """Store a job of `compose` with its files for the settings' site, and wake the site.
 
-    Raises as `enqueue` does.
+    `saved_at`: when a save from elsewhere was made. Raises as `enqueue` does, and NewerSaveError for such a
+    save if the site has a newer one of the post.
     """
     database = open_database(settings)
     allowlist = settings.allowlist()
@@ -114,7 +116,8 @@ def send(
             source = PayloadSource(found.payload, found.content)
         try:
             with database.transaction(is_pipelined=True) as connection:
-                submit(connection, settings.site, document, source, quiet=quiet_time_of(settings))
+                quiet = quiet_time_of(settings)
+                submit(connection, settings.site, document, source, saved_at=saved_at, quiet=quiet)
         except ContentChangedError:
             continue
         except UnreadableJobError as error:  # what only the database's limits refuse

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from postgres import count_rows, execute
-from queue_backends import control_queue
+from queue_backends import NOW, control_queue, store
 from sites import Site
 
 from briter_worker.cluster.health import report_node
 from briter_worker.cluster.submit import enqueue
 from briter_worker.errors import UsageError
+from briter_worker.job import State
 from briter_worker.queues.postgres.payloads import PostgresPayloads
 from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.settings import load_settings
@@ -362,6 +363,38 @@ def test_a_move_that_ended_in_the_middle_goes_on(moving: Site, database: Databas
     assert row.job.id == json.loads(text)["id"]
     assert moving.jobs() == []
     assert count_rows(database, "superseded") == 0
+
+
+def test_an_import_supersedes_no_newer_save_of_the_cluster(
+    moving: Site, other: Site, database: Database
+) -> None:
+    moving.save_post("trip", "older\n", "content/posts/trip.md")
+    other.save_post("trip", "held\n", "content/posts/trip.md", scheduledFor=LATE)
+    other.command("import", "--json").json()
+    result = moving.command("import", "--json")
+    assert result.returncode == 1
+    assert "a newer save of trip" in json.loads(result.stdout)["stayed"]["trip"]
+    assert [job["slug"] for job in moving.jobs()] == ["trip"]
+    (row,) = control_queue(database, "blog").jobs(time.time())
+    assert row.state is State.SCHEDULED
+
+
+def test_an_import_joins_what_watch_has_found_of_a_scheduled_post(moving: Site, database: Database) -> None:
+    moving.save_post("trip", "held\n", "content/posts/trip.md", scheduledFor=LATE)
+    moving.write_post("content/posts/photo.md", "photo\n")
+    moving.save("trip", ["content/posts/photo.md"], madeBy="watch")
+    assert moving.command("import", "--json").json()["jobs"] == 1
+    assert moving.jobs() == []
+    (row,) = control_queue(database, "blog").jobs(time.time())
+    assert (row.state, row.job.paths_of_programs) == (State.SCHEDULED, {"content/posts/photo.md"})
+
+
+def test_an_exported_job_is_as_old_as_its_save(other: Site, database: Database) -> None:
+    store(database, {"slug": "trip", "paths": []}, site="blog", now=NOW - 1e8)
+    other.save("trip", ["content/posts/welcome.md"], scheduledFor=LATE)
+    other.command("export", "--json").json()
+    (job,) = other.command("list", "--json", BRITER_DATABASE_URL="", BRITER_SITE="").json()
+    assert (job["state"], job["paths"]) == ("scheduled", ["content/posts/welcome.md"])
 
 
 def test_nothing_is_moved_under_a_worker_that_publishes(moving: Site) -> None:

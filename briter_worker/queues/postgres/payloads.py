@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
+from briter_worker.errors import DeclinedError, one_line
 from briter_worker.job import NO_QUIET_TIME, MalformedJobError, format_time
 from briter_worker.ports import BaseVersion, Conflict, Payload, PublishedVersion, SubmittedFile, blob_id
 from briter_worker.queues.postgres.rows import (
@@ -97,6 +98,14 @@ class ContentChangedError(Exception):
         super().__init__(f"a file changed while it was read: its content is not {blob} any more")
 
 
+class NewerSaveError(DeclinedError):
+    """A save that comes from elsewhere is older than the save of its post that waits here."""
+
+    def __init__(self, slug: str) -> None:
+        text = f"the cluster has a newer save of {one_line(slug, 80)}, which waits"
+        super().__init__(text, "cancel one of the two saves, then import again")
+
+
 class PayloadSource(NamedTuple):
     """The payload of a new job, and what returns the content of a blob."""
 
@@ -119,14 +128,16 @@ def submit(
     source: PayloadSource | None = None,
     *,
     now: float | None = None,
+    saved_at: float | None = None,
     quiet: QuietTime = NO_QUIET_TIME,
 ) -> Job:
     """Store a job with its files, in the caller's transaction. Wake the site after the commit.
 
     The save of a slug that arrives last wins, by Postgres's clock (or `now`). A job without an id gets one.
-    To submit the same job again, after an error in the commit, does no harm.
+    To submit the same job again, after an error in the commit, does no harm. `saved_at`: when a save was made
+    that comes from elsewhere; its arrival must not make it the newest.
 
-    Raises MalformedJobError, UnreadableJobError, ContentChangedError and SiteMissingError.
+    Raises MalformedJobError, UnreadableJobError, ContentChangedError, SiteMissingError and NewerSaveError.
     """
     source = source or PayloadSource.of({})
     name = uuid4().hex
@@ -139,6 +150,10 @@ def submit(
         raise SiteMissingError(site)
     now = float(arrived[0])
     row = Row.from_document(document, name=name, now=now)
+    if saved_at is not None and row.state == PENDING:
+        for waiting in select_saves(connection, site, PENDING, [row.job.slug]):
+            if waiting.job.created_at > saved_at and waiting.job.id != row.job.id:
+                raise NewerSaveError(row.job.slug)
     if quiet.after_save and not row.job.attempts:
         earlier = [each.job for each in select_saves(connection, site, PENDING, [row.job.slug])]
         job = quiet.apply(row.job, now, *earlier)
