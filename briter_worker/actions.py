@@ -137,7 +137,7 @@ def steer(
 
 def _record(settings: Settings, batch: Sequence[Event], log: Callable[[Event], None]) -> None:
     """Store and log what a user did, beside a running worker."""
-    site = settings.site if settings.database_url else ""
-    sink = HistorySink(wiring.open_store(settings), wiring.target_of(settings), site=site)
+    store, target = wiring.open_store(settings), wiring.target_of(settings)
+    sink = HistorySink(store, target, site=settings.history_key)
     with closing(FanOut([sink], log)) as emit:
         emit.deliver(batch, lambda: None)

@@ -316,6 +316,7 @@ class Settings(BaseSettings):
         "Cluster: folder of the sites' disposable clones. Default: `cache` in the storage root.",
     )
     _config_path: Path = PrivateAttr(default=Path())
+    _identity: str = PrivateAttr(default="")
 
     @field_validator("*", mode="before")
     @classmethod
@@ -339,6 +340,17 @@ class Settings(BaseSettings):
     def config_path(self) -> Path:
         """Return where `config.json` was looked for."""
         return self._config_path
+
+    @property
+    def history_key(self) -> str:
+        """Return the key of the site's history: its identity, not its name; empty on disk."""
+        return (self._identity or self.site) if self.database_url else ""
+
+    def of_site(self, name: str, identity: str) -> Settings:
+        """Return these settings for the site of this name and identity."""
+        settings = self.model_copy(update={"site": name})
+        settings._identity = identity  # noqa: SLF001 - this model's
+        return settings
 
     @property
     def folders(self) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ def open_history(settings: Settings) -> History:
     """Return the reader of the site's history, on either backend."""
     from briter_worker.sinks.history import History  # noqa: PLC0415 - a worker reads no receipts
 
-    return History(open_store(settings), settings.site if settings.database_url else "")
+    return History(open_store(settings), settings.history_key)
 
 
 def open_store(settings: Settings) -> Store:

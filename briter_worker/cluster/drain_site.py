@@ -77,14 +77,14 @@ class NodeSinks:
 
     def open(self, settings: Settings, condition: str | None) -> FanOut:
         """Return the sinks of one drain of the settings' site, which is in this condition, for one thread."""
-        site = settings.site
+        site, key = settings.site, settings.history_key
         sinks: list[Sink] = [
-            HistorySink(self._store, target_of(settings), site=site, clock=self._clock),
+            HistorySink(self._store, target_of(settings), site=key, clock=self._clock),
             open_webhooks(settings, self._sender, site, self._clock),
         ]
         if self._metrics is not None:
             sinks.append(self._metrics.for_drain())
-        known = SiteCondition(self._store, site, clock=self._clock, is_read=True, failure=condition)
+        known = SiteCondition(self._store, key, clock=self._clock, is_read=True, failure=condition)
         return FanOut(sinks, partial(self._log, site=site), condition=known)
 
     def retire(self) -> None:
@@ -98,9 +98,9 @@ class NodeSinks:
             if _KEEP_DAYS not in site.settings:
                 continue
             try:
-                own[site.name] = settings_of(site, self._settings).history_keep_days
+                own[site.identity] = settings_of(site, self._settings).history_keep_days
             except UsageError as error:
-                kept.append(site.name)
+                kept.append(site.identity)
                 text = f"old receipts of the site {site.name} are not deleted: {error.message}"
                 self._log(Warned(error=text, fix=f"briter-worker site change {site.name} --set KEY=VALUE"))
         retire(self._store, self._settings.history_keep_days, self._clock(), own, kept=kept)
@@ -273,7 +273,7 @@ class SiteDrains:
             if len(self._known_settings) >= _MAX_SETTINGS:
                 self._known_settings.clear()
             self._known_settings[own] = settings_of(site, self.settings)
-        return self._known_settings[own].model_copy(update={"site": site.name})
+        return self._known_settings[own].of_site(site.name, site.identity)
 
     def _pull(
         self,

@@ -45,7 +45,7 @@ WITH found AS ({found})
 UPDATE sites SET token = token + 1, worker = %(node)s, taken_at = extract(epoch FROM clock_timestamp())
 FROM found WHERE sites.name = found.name
 RETURNING sites.*, found.worker AS left_by,
-    (SELECT failure FROM conditions WHERE site = sites.name) AS condition,
+    (SELECT failure FROM conditions WHERE site = sites.identity) AS condition,
     EXISTS (SELECT FROM plans WHERE site = sites.name)
     OR EXISTS (SELECT FROM publications WHERE site = sites.name AND state = 'claimed') AS is_unfinished,
     jsonb_build_object(

@@ -77,7 +77,7 @@ WITH jobs AS (
 )
 SELECT s.*, c.failure, c.condition, c.fix, n.jobs, n.oldest
 FROM sites s
-LEFT JOIN conditions c ON c.site = s.name AND c.failure IS NOT NULL
+LEFT JOIN conditions c ON c.site = s.identity AND c.failure IS NOT NULL
 LEFT JOIN (
   SELECT site, json_object_agg(shown, number) AS jobs, min(oldest) AS oldest FROM counted GROUP BY site
 ) n ON n.site = s.name
@@ -105,12 +105,15 @@ class Site:
     """The remote's tip after the last push."""
     changed_by: str = ""
     """The user who added or changed the site last."""
+    identity: str = ""
+    """The key of the site's history, which a removed site of the same name does not share."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Site:
         """Return the site of a row of the table."""
         pause = row["paused"]
-        names = ("name", "remote", "branch", "adapter", "settings", "created_at", "pushed_tip", "changed_by")
+        names = ["name", "remote", "branch", "adapter", "settings", "created_at", "pushed_tip"]
+        names += ["changed_by", "identity"]
         return cls(
             **{name: row[name] for name in names},
             allowed=tuple(row["allowed"]),
@@ -194,7 +197,7 @@ def settings_of(site: Site, node: Settings) -> Settings:
         "allowedPaths": list(site.allowed),
     }
     settings = for_site(node, own, source=f"the site {site.name}")
-    return settings.model_copy(update={"site": site.name})
+    return settings.of_site(site.name, site.identity)
 
 
 def open_site_clone(
@@ -285,8 +288,11 @@ def _forget_published(connection: Connection, name: str) -> None:
     connection.execute(
         "UPDATE sites SET token = token + 1, worker = NULL, pushed_tip = NULL WHERE name = %s", (name,)
     )
-    for table in (b"published", b"base_versions", b"conditions", b"plans"):
+    for table in (b"published", b"base_versions", b"plans"):
         connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
+    connection.execute(
+        "DELETE FROM conditions USING sites WHERE site = sites.identity AND sites.name = %s", (name,)
+    )
 
 
 def get(database: Database, name: str) -> Site:

@@ -68,7 +68,7 @@ def health(
     # It reads the whole queue, and containers ask every few seconds.
     with suppress(OSError, FixableError):  # that is among the problems
         if settings.site or (not settings.database_url and _is_short(settings.queue_root)):
-            more["state"] = read_status(settings, now, local_commits=()).headline().text
+            more["state"] = read_status(read_site(None), now, local_commits=()).headline().text
             lines.append(f"state: {more['state']}")
     output.answer({"healthy": not problems, "problems": problems, **more}, "\n".join(lines), as_json=as_json)
     raise typer.Exit(1 if problems else 0)

@@ -161,10 +161,11 @@ class Cluster:
             ("node_sick", {"node": node.name}, int(node.facts["problem"] is not None))
             for node in self.overview().nodes
         ]
-        return samples, _sum_up(
-            tallies(PostgresStore(self.database.connection, self.database.transaction)),
-            named if asked else (),
-        )
+        counted = tallies(PostgresStore(self.database.connection, self.database.transaction))
+        names = {site.site.identity: site.name for site in found}
+        # The counters of a removed site stay in the sum of the others.
+        counted = [each._replace(site=names.get(each.site, "")) for each in counted]
+        return samples, _sum_up(counted, named if asked else ())
 
     def _news(self, _after: int) -> News:
         try:
@@ -212,7 +213,8 @@ class ClusterSite(Site):
         self._database = database
 
     def _era(self) -> str:
-        return f"{registry.get(self._database, self.name).created_at} "
+        site = registry.get(self._database, self.name)
+        return f"{site.created_at} " if site.identity == self.name else f"{site.identity} "
 
     def _former_slug(self, job_id: str) -> str | None:
         # The history gets what newer saves superseded with the site's next drain.

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from conformance import check_conformance
 from dashboards import Dashboard, events, serving, sign_in
+from postgres import count_rows, execute
 from sites import Site, eventually
 
 from briter_worker.cluster.sites import Site as Registered
@@ -419,6 +420,82 @@ def test_an_api_token_opens_its_sites_for_its_kinds_of_request_until_it_is_revok
     assert cluster.command("site", "remove", "blog", "--discard").returncode == 0
     assert cluster.command("site", "add", "blog", "--remote", "https://example.org/b.git").returncode == 0
     assert call("desk", "POST", "/api/sites/blog/pause") == 403, "the new site may be somebody else's"
+
+
+def test_a_site_that_is_added_again_sees_nothing_of_the_removed_one(
+    cluster: Site, dashboard: Dashboard
+) -> None:
+    body = {"slug": "secret-plan", "contents": {"content/a.md": encoded("A")}, "scheduledFor": LATE}
+    key = {"Idempotency-Key": "k"}
+
+    def ask(path: str, token: str) -> Any:  # noqa: ANN401 - any JSON
+        headers = {"Authorization": f"Bearer {token}"}
+        answer = httpx.get(f"{dashboard.base}/api/sites/shop/{path}", headers=headers, timeout=30)
+        return answer.json() if answer.status_code == 200 else answer.status_code
+
+    def read_stream(token: str) -> str:
+        headers = {"Authorization": f"Bearer {token}", "Last-Event-ID": "1"}
+        with httpx.stream("GET", f"{dashboard.base}/sites/shop/events", headers=headers, timeout=30) as each:
+            return str(next(events(each)))
+
+    def create_token() -> str:
+        return cluster.command("token", "create", "tenant", "--site", "shop").stdout.strip()
+
+    former = create_token()
+    job = dashboard.api.post("/api/sites/shop/jobs", json=body, headers=key).json()["id"]
+    assert dashboard.api.post(f"/api/sites/shop/jobs/{job}/cancel").status_code == 200
+    assert [each["slug"] for each in ask("history", former)["items"]] == ["secret-plan"]
+    assert "secret-plan" in dashboard.page.get("/sites/shop/search?q=secret").text
+    assert "secret-plan" in read_stream(former)
+    with dashboard.api.stream("GET", "/sites/shop/events") as operators:
+        next(events(operators))  # keeps the feed of the former site alive
+        assert cluster.command("site", "remove", "shop").returncode == 0
+        again = ("site", "add", "shop", "--remote", "https://example.org/r.git", "--branch", "main")
+        assert cluster.command(*again).returncode == 0
+        assert cluster.command("token", "revoke", "tenant").returncode == 0
+        tenant = create_token()
+        for path in ("history", "history?slug=secret-plan", "history?search=secret", "queue", "status"):
+            assert "secret-plan" not in json.dumps(ask(path, tenant)), path
+        assert ask(f"jobs/{job}", tenant) == 404
+        assert ask("jobs/secret-plan", tenant) == 404
+        assert "secret-plan" not in read_stream(tenant)
+        for path in ("/sites/shop/", "/sites/shop/published?show=all", "/sites/shop/search?q=plan"):
+            assert "secret-plan" not in dashboard.page.get(path).text, path
+        assert dashboard.page.get("/sites/shop/post?slug=secret-plan").status_code == 404
+        for arguments in (("history",), ("history", "--actions")):
+            assert cluster.command(*arguments, "--site", "shop", "--json").json() == []
+        replayed = dashboard.api.post("/api/sites/shop/jobs", json=body, headers=key).json()
+        assert (replayed["id"] == job, replayed["replayed"]) == (False, False)
+    assert cluster.command("cancel", "secret-plan", "--site", "shop").returncode == 0
+    assert len(ask("history", tenant)["items"]) == 1
+    cancelled = 'briter_processed_total{kind="any",outcome="cancelled"} 2.0'
+    assert cancelled in dashboard.api.get("/metrics").text, "no counter goes back"
+
+
+def test_what_was_recorded_before_a_site_was_added_belongs_to_a_removed_one(database: Database) -> None:
+    attempts = "INSERT INTO attempts (site, job_id, slug, began, ended, outcome) VALUES"
+    moments = "INSERT INTO moments (site, at, event, data) VALUES"
+    for statement in (
+        "DROP TRIGGER sites_inserted ON sites",
+        "DROP TRIGGER sites_added_again ON sites",
+        "DROP FUNCTION identify_site",
+        "ALTER TABLE sites DROP COLUMN identity",
+        "DELETE FROM migrations WHERE version >= 7",
+        "INSERT INTO sites (name, created_at, removed) VALUES ('shop', 100, false), ('gone', 100, true)",
+        f"{attempts} ('shop', 'a', 'theirs', 90, 95, 'published')",
+        f"{attempts} ('shop', 'b', 'ours', 105, 110, 'published')",
+        f"{attempts} ('gone', 'c', 'gone', 90, 95, 'published')",
+        f"{moments} ('shop', 95, 'published', '{{}}'), ('shop', 110, 'published', '{{}}')",
+        "INSERT INTO conditions (site, failure, changed_at) VALUES ('shop', 'auth', 95)",
+    ):
+        execute(database, statement)
+    assert "0007_identity" in database.upgrade()
+    with database.connection() as connection:
+        query = "SELECT s.name, a.slug FROM attempts a JOIN sites s ON s.identity = a.site ORDER BY 1, 2"
+        assert connection.execute(query).fetchall() == [("gone", "gone"), ("shop", "ours")]
+        assert connection.execute("SELECT at FROM moments WHERE site = 'shop'").fetchall() == [(110,)]
+    assert count_rows(database, "attempts") == 3
+    assert count_rows(database, "conditions") == 0
 
 
 def test_a_token_for_no_site_or_of_a_taken_name_is_refused_with_the_fix(cluster: Site) -> None:
