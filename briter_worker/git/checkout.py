@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from briter_worker.allowlist import is_safe_to_check_out
 from briter_worker.errors import FailureCode, PublishError, describe, os_error_text
 from briter_worker.git.index import Index, hash_files
+from briter_worker.git.refs import move_line
 from briter_worker.git.repository import (
     DIFF_TREE,
     LINK,
     SUBMODULE,
     Entry,
     blob_of,
-    move_line,
     read_raw,
 )
 from briter_worker.git.run import nul_lines
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from briter_worker.git.command import Command
-    from briter_worker.git.repository import Move, Repository
+    from briter_worker.git.refs import Move
+    from briter_worker.git.repository import Repository
 
 _TRIES = 3
 _EXECUTABLE = "100755"
@@ -198,7 +199,7 @@ class Checkout:
     def remember(self, tip: str, blobs: Mapping[str, str | None]) -> None:
         """Store the versions that the published files are edits of from now on; the branch follows `tip`."""
         state, committed = self.state(), dict[str, str | None]()
-        if blobs and self._local() and self.repository.head_ref() == self.repository.branch_ref:
+        if blobs and self._local() and self.repository.refs.head() == self.repository.branch_ref:
             entries = self.repository.entries(self._local(), blobs)
             committed = self._index.committed({path: entries.get(path) for path in blobs})
         bases = {path: FileBase(blob, committed.get(path, "")) for path, blob in blobs.items()}
@@ -206,7 +207,7 @@ class Checkout:
 
     @cached_property
     def _index(self) -> Index:
-        return Index(self.git, self.repository.branch_ref)
+        return Index(self.git)
 
     def _open_work_tree(self) -> WorkTree:
         return WorkTree(self.git.worktree or self.git.git_dir, self.git.state_dir / "temporary-files")
@@ -405,6 +406,7 @@ class _Move:
                 self.index.skip([path for path in wanted if self.files[path].action is _Action.KEEP])
                 self.index.place()
                 say("commit")
+            self.checkout.repository.refs.note(moves)
         finally:
             if self.written:
                 self.checkout.updated(self.new, self.written)

@@ -70,9 +70,10 @@ def open_clone(
             try:
                 if (known := _configurations.get(folder.parent)) is not None and known.is_current():
                     git.configuration = known.for_clone(url)
-                with _naming(folder):
-                    _prepare(repository, place, url)
-                yield repository
+                with repository.refs.kept():
+                    with _naming(folder):
+                        _prepare(repository, place, url)
+                    yield repository
             finally:
                 git.abort()
                 if git.configuration is not None:
@@ -108,8 +109,8 @@ def _prepare(repository: Repository, place: Path, url: str) -> None:
         _clone(repository, place, url, mark)
         return
     # Lock files: their holders are dead, as the clone is ours. Git writes no other ref under a name again.
-    (place / f"{repository.fetched_ref}.lock").unlink(missing_ok=True)
-    for path in (*place.iterdir(), *(place / "briter").iterdir()):
+    repository.locks.remove_own()
+    for path in (*place.iterdir(), *(place / "briter").iterdir(), *place.glob("reftable/*.lock")):
         if path.suffix == ".lock":
             path.unlink(missing_ok=True)
         elif path.name.startswith(("lfs", "index-", "worktree-")):  # uploaded, or left by a dead worker
@@ -146,6 +147,7 @@ def _clone(repository: Repository, place: Path, url: str, mark: str) -> None:
             raise repository.no_branch_error() from failure
         raise
     repository.git.refresh()
+    repository.refs.forget()
     tip = repository.ref(repository.branch_ref)
     repository.update_refs((repository.pushed_ref, tip, None))
     repository.git.state_dir.joinpath("clone").write_text(mark)

@@ -32,15 +32,16 @@ _Stamp = tuple[int, int, int]
 class Index:
     """The index, changed in a copy that replaces it under git's own lock: git sees all of it or nothing."""
 
-    def __init__(self, git: Git, branch_ref: str) -> None:
+    def __init__(self, git: Git) -> None:
         self._git = git
-        self._refs = git.git_dir / "HEAD", git.common_dir / branch_ref
         self._file = git.git_dir / "index"
         self._lock = git.git_dir / "index.lock"
         # Linked work trees share the worker's folder.
         self._copy = git.state_dir / f"{git.git_dir.name.strip('.')}-index"
         self._contents = self._copy.with_name(f"{self._copy.name}-files")
         self._copied: _Stamp | None = None
+        self._placed: _Stamp | None = None
+        """The index as this worker has written it last."""
         self.is_changed = False
 
     def clear_leftovers(self) -> None:
@@ -92,8 +93,8 @@ class Index:
         self.clear_leftovers()
         try:
             modified = self._file.stat().st_mtime
-            age, refs = time.time() - modified, [path for path in self._refs if path.exists()]
-            if 0 <= age < _SWITCH_S and all(path.stat().st_mtime < modified for path in refs):
+            age = time.time() - modified
+            if 0 <= age < _SWITCH_S and self.stamp() != self._placed:
                 time.sleep(_SWITCH_S - age)
             self._copied, self.is_changed = self.stamp(), False
             try:  # the same file is on the disk already; git never writes into it, but replaces its name
@@ -173,6 +174,7 @@ class Index:
         """Put the copy in the place of the index, durably. Call it while the index is held."""
         if self.is_changed:
             self._copy.replace(self._file)
+            self._placed = self.stamp()
             sync_folder(self._file.parent)
 
 

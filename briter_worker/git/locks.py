@@ -26,7 +26,7 @@ _WAIT_S = 0.5
 """Another git command may hold the lock of a ref for a moment."""
 _TEMPORARY = (
     *("objects/pack/tmp_*", "objects/pack/.tmp-*", "objects/??/tmp_obj_*"),
-    *("fast_import_crash_*", "briter/index-*", "briter/.*.tmp"),
+    *("fast_import_crash_*", "briter/index-*", "briter/.*.tmp", "reftable/*.temp.*", "reftable/*.ref.lock"),
 )
 
 
@@ -48,7 +48,8 @@ class LockFiles:
         """Return the lock files that are there now, whoever made them."""
         git_dir, common = self._git.git_dir, self._git.common_dir
         refs = (common / f"{ref}.lock" for ref in self._refs)
-        shared = (git_dir / "index.lock", git_dir / "HEAD.lock", common / "packed-refs.lock", *refs)
+        tables = (place / "reftable" / "tables.list.lock" for place in {git_dir, common})
+        shared = (git_dir / "index.lock", git_dir / "HEAD.lock", common / "packed-refs.lock", *refs, *tables)
         return [*(path for path in shared if path.exists()), *self._own()]
 
     def _own(self) -> Iterator[Path]:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from briter_worker.git.commits import RemoteCommit
     from briter_worker.git.payloads import SubmittedCopies
-    from briter_worker.git.repository import Move, Repository
+    from briter_worker.git.refs import Move
+    from briter_worker.git.repository import Repository
     from briter_worker.git.staging import WorkTreeCopies
     from briter_worker.ports import BaseVersions, Claim, PlanStore
 
@@ -111,8 +112,8 @@ class GitPublisher:
             return now + time.monotonic() - started
 
         with self._repository.working():
-            self._repository.check()
             self._repository.git.begin(*FAST_IMPORT, stdin=None)  # starts while the posts are read
+            self._repository.check()
             if not self.dry_run:
                 self.copies.catch_up()
                 self._follow_kept()
@@ -274,6 +275,7 @@ class GitPublisher:
             return built._replace(plan=plan._replace(blobs=blobs))
         ref, commits = self._batch_ref(plan), [*own.values()]
         written = write_commits(repository.git, commits, parent=tip.commit, ref=ref, progress=self.progress)
+        repository.refs.note([(ref, written[-1], None)])
         repository.know_built(tip.commit, written[-1], [commit.files for commit in commits])
         self._built = {
             sha: [FileChange(path, None, None, file is None) for path, file in commit.files.items()]

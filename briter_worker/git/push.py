@@ -77,6 +77,8 @@ def push(
                 dry_run=dry_run,
                 no_thin=repository.git.worktree is None,  # a bare clone lacks contents
             )
+        if repository.git.worktree is not None:
+            repository.refs.forget()  # git moves the tracking ref, which a cluster's clone has not
         return _result_of(infos, _PROGRESS_LINE.sub("", repository.git.said))
     except PublishError as error:
         is_answered = any(each.flags & _REFUSED for each in infos)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
+import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from briter_worker.errors import FailureCode, PublishError, UsageError
 from briter_worker.git.locks import LockFiles, remove_temporary
+from briter_worker.git.refs import PRIVATE, Refs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from briter_worker.git.refs import Move
     from briter_worker.git.run import Git
 
-PRIVATE = "refs/briter"
-"""Every ref below is the worker's own."""
 FOLDER, LINK, SUBMODULE = "040000", "120000", "160000"
 COMMIT_MARK = "\x01"
 """Begins what `read_raw` yields of each commit."""
@@ -31,8 +31,9 @@ _IN_PROGRESS = {
     "REVERT_HEAD": ("a revert", "git revert --abort, or --continue"),
     "BISECT_LOG": ("a bisect", "git bisect reset"),
 }
-_VALUE = re.compile(rb"([0-9a-f]{64}|[0-9a-f]{40})(?:\s|\Z)")
-_SYMBOLIC = re.compile(rb"ref:\s*(refs/[^\s\0]+)\s*\Z")
+_MAX_REFLOG = 100
+_REFLOG_ENTRY = re.compile(r"^HEAD@\{(\d+) [+-]\d+\} (.*)$", re.MULTILINE)
+_SWITCH = "checkout: moving from "
 _UPLOAD = "--upload-pack=git-upload-pack"
 """Given each time: the repository's configuration may name another program, which git would run."""
 FAST_IMPORT = ("-c", "core.ignoreCase=false", "-c", "pack.compression=1", "fast-import", "--quiet")
@@ -49,9 +50,6 @@ _FEW_PATHS = 100
 _MAX_PACKS = 10
 _NAMED = 10
 
-Move = tuple[str, str | None, str | None]
-"""A ref, its new value (None: delete it), and the value it must have (None: any; empty: none yet)."""
-
 
 @dataclass(slots=True)
 class Entry:
@@ -66,6 +64,14 @@ class Entry:
 def blob_of(entry: Entry | None) -> str | None:
     """Return the blob of a tree's entry; None for no entry."""
     return entry.blob if entry else None
+
+
+class _Look(NamedTuple):
+    """A look at the site before its files are read."""
+
+    at: float
+    stamp: tuple[int, ...] | None
+    """The index: it changes whenever git writes it."""
 
 
 class LocalCommit(NamedTuple):
@@ -92,62 +98,77 @@ class Repository:
         self.pushed_ref = f"{self.own_refs}/pushed"
         """The remote's tip as the worker saw it last."""
         self.fetched_ref = f"{self.own_refs}/fetched"
-        self._head: object = None
+        self.refs = Refs(git, self.branch_ref, self.tracking_ref, self.own_refs)
+        self._looked: _Look | None = None
+        """When the site was checked, and the index then."""
         self._listed: tuple[str, dict[str, Entry | None]] = ("", {})
         """A commit, and what its tree has at the paths asked for so far."""
         self._last_built: tuple[str, str] | None = None
         """A commit of the remote, and one that was built on it: git need not be asked."""
         self._is_working = False
-        self._pushed: str | None = None
-        """Value of `pushed_ref` in a cluster's clone, once it is read: nobody else moves it there."""
         self.locks = LockFiles(git, self.own_refs, (self.branch_ref, self.tracking_ref))
 
     def check(self) -> None:
         """Raise PublishError unless the repository is ready for a publication. The remote is not asked."""
         self.check_owner()
-        self._head = self._check_head()
+        self._check_head()
         self.check_remote()
+
+    def _check_head(self) -> None:
+        if self.git.worktree is None:
+            return
+        self._looked = _Look(time.time(), self._index_stamp())
+        self.refs.forget()
+        self.check_branch()
+        self.check_under_way()
 
     def check_unmoved(self) -> None:
         """Raise PublishError if another branch was checked out since `check`, if only for a moment.
 
-        Files that were read meanwhile may be that branch's.
+        Files that were read meanwhile may be that branch's. Git writes the index whenever it changes files:
+        while the index is the same, whatever is checked out has the same files.
         """
-        if self._check_head() != self._head:
+        if self._looked is None or self._index_stamp() == self._looked.stamp:
+            return
+        self.refs.forget()
+        self.check_branch()
+        self.check_under_way()
+        if self._has_switched_since(self._looked.at):
             fix = f"leave the site on {self.branch}; the worker tries again by itself"
             text = "another branch was checked out while the posts were read"
             raise PublishError(FailureCode.WRONG_BRANCH, text, fix)
 
-    def _check_head(self) -> object:
-        """Return what changes whenever git switches branches: it rewrites HEAD; a commit does not."""
-        if self.git.worktree is None:
-            return None
-        status = (self.git.git_dir / "HEAD").stat()
-        self.check_branch()
-        self.check_under_way()
-        return status.st_ino, status.st_mtime_ns
+    def _index_stamp(self) -> tuple[int, ...] | None:
+        with suppress(FileNotFoundError):
+            status = (self.git.git_dir / "index").stat()
+            return status.st_ino, status.st_size, status.st_mtime_ns
+        return None
+
+    def _has_switched_since(self, moment: float) -> bool:
+        """Return True if HEAD's reflog has a switch since then, or does not tell."""
+        command = ("log", "--walk-reflogs", f"--max-count={_MAX_REFLOG}", "--date=raw", "--format=%gd %gs")
+        status, out, _ = self.git.attempt(*command, "HEAD", "--")
+        entries = _REFLOG_ENTRY.findall(out.decode(errors="replace"))
+        since = [subject for at, subject in entries if int(at) >= int(moment)]
+        is_known = status == 0 and bool(entries) and len(since) < _MAX_REFLOG
+        return not is_known or any(subject.startswith(_SWITCH) for subject in since)
 
     def check_branch(self) -> None:
         """Raise PublishError unless the configured branch is checked out, with a commit."""
         message, fix = f"the branch {self.branch} has no commit yet", "commit and push once by hand"
-        if (current := self.head_ref()) != self.branch_ref:
+        commit = self.ref(self.branch_ref)  # first: of a damaged branch git cannot say that it is checked out
+        if (current := self.refs.head()) != self.branch_ref:
             found = f"the branch {current[11:]} is checked out" if current else "HEAD is detached"
             message = f"{found}, and the worker publishes {self.branch}"
             fix = f"git switch {self.branch}, or set BRITER_GIT_BRANCH"
-        elif self.ref(self.branch_ref) is not None:
+        elif commit is not None:
             return
         raise PublishError(FailureCode.WRONG_BRANCH, message, fix)
-
-    def head_ref(self) -> str:
-        """Return the ref that is checked out; empty where HEAD is detached, or damaged since."""
-        with suppress(AssertionError, TypeError, ValueError):
-            return str(self.git.repo.head.reference.path)
-        return ""
 
     def check_under_way(self) -> None:
         """Raise PublishError while a merge, a rebase or the like is under way."""
         for name, (what, fix) in _IN_PROGRESS.items():
-            if (self.git.git_dir / name).exists():
+            if (self.git.git_dir / name).exists() or self.refs.has(name):
                 text = f"{what} is under way in the site's repository"
                 raise PublishError(FailureCode.UNFINISHED, text, fix)
 
@@ -185,64 +206,12 @@ class Repository:
     # Refs
 
     def ref(self, name: str) -> str | None:
-        """Return the object a ref points to, or None. Raises PublishError when the ref is damaged.
-
-        Without git, as a drain asks for many; and without GitPython, for which a ref that cannot be read is
-        missing.
-        """
-        if name == self.pushed_ref and self._pushed is not None:
-            return self._pushed
-        path = self.git.common_dir / name
-        try:
-            content = path.read_bytes()
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            return self._packed_ref(name)
-        except OSError as error:
-            raise PublishError.from_os(f"{name} cannot be read", error) from error
-        if value := _VALUE.match(content):
-            if name == self.pushed_ref and self.git.worktree is None:
-                self._pushed = value[1].decode()
-            return value[1].decode()
-        if target := _SYMBOLIC.match(content):
-            return self.ref(os.fsdecode(target[1]))
-        if name.startswith(f"{PRIVATE}/"):  # emptied by a power cut: it must not stop the posts
-            path.unlink(missing_ok=True)
-            return self._packed_ref(name)
-        log = shlex.quote(str(self.git.common_dir / "logs" / name))
-        repair = f'git update-ref {name} "$(tail -n 1 {log} | cut -d" " -f2)"'
-        if name == self.tracking_ref:
-            repair = f"git fetch {self.remote}"
-        text, fix = f"{path} is damaged: it holds no commit", f"rm {shlex.quote(str(path))} && {repair}"
-        raise PublishError(FailureCode.CORRUPT, text, fix)
-
-    def _packed_ref(self, name: str) -> str | None:
-        try:
-            packed = (self.git.common_dir / "packed-refs").read_bytes()
-        except FileNotFoundError:
-            return None
-        before, found, _ = packed.partition(b" %s\n" % os.fsencode(name))
-        return before.rpartition(b"\n")[2].decode() if found else None
+        """Return the object a ref points to, or None. Raises PublishError when the ref is damaged."""
+        return self.refs.get(name)
 
     def update_refs(self, *moves: Move) -> None:
         """Move refs, all or none."""
-        if self.git.worktree is None:  # a clone that is locked, and thrown away if damaged
-            self._write_refs(moves)
-            return
-        stdin = "".join(f"{move_line(move)}\n" for move in moves)
-        command = ("update-ref", "-m", "briter: publish", "--stdin")
-        self.git.run(*command, stdin=stdin.encode())
-
-    def _write_refs(self, moves: Iterable[Move]) -> None:
-        self._pushed = None
-        for name, new, _ in moves:
-            path = self.git.common_dir / name
-            if new is None:
-                path.unlink(missing_ok=True)
-            else:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                # In place: ext4 writes what replaces a file to the disk at once. All values have one length.
-                with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "w") as file:
-                    file.write(f"{new}\n")
+        self.refs.update(moves)
 
     def know_built(self, base: str, tip: str, changes: Iterable[Mapping[str, Entry | None]]) -> None:
         """Note what was built on a commit of the remote: git need not be asked for that."""
@@ -313,6 +282,7 @@ class Repository:
             raise self.no_branch_error()
         if status:
             raise self.git.failure(["fetch"], said, status)
+        self.refs.forget()
 
     def no_branch_error(self) -> PublishError:
         """Return the failure for a remote without the branch."""
@@ -415,11 +385,13 @@ class Repository:
             yield
             return
         with ExitStack() as stack:
+            stack.enter_context(self.refs.kept())
             # A cluster's clone is read, locked and cleared when it is opened.
             if self.git.worktree is not None:
                 self.git.refresh()
                 # Of this work tree alone: a worker in another linked one has its own.
                 stack.enter_context(self.git.locked(self.git.own_dir / "lock", patience))
+                self.refs.begin()
                 stack.enter_context(self.locks.marked())
             self._is_working = True
             try:
@@ -463,13 +435,6 @@ def read_raw(fields: Iterable[str]) -> Iterator[tuple[str, str, Entry | None, En
             old_mode, new_mode, old_blob, new_blob, _ = text[1:].split(" ")
             old = Entry(old_mode, old_blob) if old_mode.strip("0") else None
             yield commit, next(rest), old, Entry(new_mode, new_blob) if new_mode.strip("0") else None
-
-
-def move_line(move: Move) -> str:
-    """Return the line with which `git update-ref --stdin` makes the move."""
-    name, new, old = move
-    must = "0" * len(new or "") if old == "" else old or ""
-    return (f"update {name} {new} {must}" if new else f"delete {name} {must}").rstrip()
 
 
 def name_some(names: Sequence[str]) -> str:

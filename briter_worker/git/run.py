@@ -43,7 +43,7 @@ _LOCK_POLL_S = 0.05
 _NO_ENVIRONMENT: Mapping[str, str] = {}
 _ENDING_ALONE = frozenset(
     {"check-attr", "check-ignore", "config", "diff-tree", "ls-files", "ls-tree", "merge-base"}
-    | {"fast-import", "update-ref"}
+    | {"fast-import", "for-each-ref", "update-ref"}
 )
 """Commands that ask no remote, and end without the worker: within milliseconds, or as their input ends."""
 _HARMLESS = frozenset({"commit-tree", "--add", "checkout-index"})

@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_after_the_push_takes_no_colleagues_line_back(tmp_pa
 
 def test_a_lock_of_the_index_that_cannot_be_written_does_not_stay(tmp_path: Path) -> None:
     with site_with_small(tmp_path, "site", "4m") as site:
-        index = Index(Git(site.worktree, remote="origin", timeout=60), "refs/heads/main")
+        index = Index(Git(site.worktree, remote="origin", timeout=60))
         with (
             index.copied(),
             full(site.worktree),

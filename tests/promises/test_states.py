@@ -333,6 +333,21 @@ def test_the_marker_of_a_dead_worker_outlives_a_look_that_was_refused(site: Site
     assert not busy.exists()
 
 
+def test_refs_are_read_by_git_however_it_keeps_them(site: Site) -> None:
+    """Here HEAD is a symbolic link, and the refs are packed; reftables are in `scripts/soak git`."""
+    site.git("config", "core.preferSymlinkRefs", "true")
+    site.git("symbolic-ref", "HEAD", "refs/heads/main")
+    assert (site.worktree / ".git/HEAD").is_symlink()
+    for slug in ("a", "b"):
+        site.git("pack-refs", "--all", "--prune")
+        save(site, slug)
+        assert_published(site, site.run_once(), slug)
+        assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    site.git("switch", "--quiet", "--create", "drafts")
+    save(site, "c")
+    assert_put_off(site, site.run_once(), FailureCode.WRONG_BRANCH, slug="c")
+
+
 def test_a_sha256_repository_is_published_like_any_other(tmp_path: Path) -> None:
     site = Site(tmp_path)
     for folder in (("--bare", str(site.remote)), (str(site.worktree),)):
