@@ -12,7 +12,7 @@ import unicodedata
 import warnings
 from functools import cached_property, lru_cache
 from posixpath import normpath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.errors import UsageError, one_line
 
@@ -65,12 +65,23 @@ MAX_PART_BYTES = 255
 """The limit of Linux: a longer name could not have been saved."""
 
 
+class Refusal(NamedTuple):
+    """Why a path may not be published, and what to do about this one. The fix has no text of the job's."""
+
+    text: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.fix}"
+
+
 class PathRefusedError(Exception):
     """Refuse to publish a path. `reason` is one line that says why, and what to do."""
 
-    def __init__(self, path: str, reason: str) -> None:
+    def __init__(self, path: str, text: str, fix: str) -> None:
         self.path = path
-        self.reason = one_line(reason)
+        self.refusal = Refusal(one_line(text), fix)
+        self.reason = str(self.refusal)
         super().__init__(self.reason)
 
 
@@ -85,12 +96,15 @@ class Allowlist:
         private: Iterable[str] = (),
         more: Callable[[], Iterable[str]] = tuple,
         adapter: str = "",
+        root: str = "",
     ) -> None:
         """`excluded` has patterns as in `.gitignore`, of which the last that matches decides.
 
         `private` has folders inside the repository that are never published: the worker's storage.
-        `more` is called for the folders of plugins when they are first needed.
+        `more` is called for the folders of plugins when they are first needed. `root` is the site's folder,
+        if the site has one: an absolute path inside it is told from one outside.
         """
+        self._root = root
         self.adapter = adapter
         """The setting that the folders come from, for messages."""
         self._private = tuple(private)
@@ -100,7 +114,8 @@ class Allowlist:
         try:
             self._own = tuple(_check(folder) for folder in folders)
         except PathRefusedError as refused:
-            raise UsageError(f"{refused.path!r} cannot be an allowed folder: {refused.reason}") from None
+            text, fix = refused.refusal
+            raise UsageError(f"{refused.path!r} cannot be an allowed folder: {text}", fix) from None
 
     @cached_property
     def folders(self) -> tuple[str, ...]:
@@ -112,23 +127,34 @@ class Allowlist:
 
         Raises PathRefusedError when it is not safe, or outside every allowed folder.
         """
-        path = _check(declared)
+        path = _check(declared, self._root)
         if not any(is_inside(folder, path) for folder in self.folders):
             allowed = ", ".join(f"{folder}/" for folder in self.folders) or "none"
-            raise PathRefusedError(
-                declared, f"it is under none of the allowed folders ({allowed}): see BRITER_ALLOWED_PATHS"
-            )
+            text = f"it is under none of the allowed folders ({allowed})"
+            raise PathRefusedError(declared, text, self._folders_fix(allowed))
         if any(is_inside(folder, path) for folder in self._private):
-            raise PathRefusedError(declared, "it is in the worker's storage, which holds queue and settings")
-        if reason := self.exclusion(declared):
-            raise PathRefusedError(declared, reason)
+            text = "it is in the worker's storage, which holds queue and settings"
+            raise PathRefusedError(declared, text, "keep BRITER_STORAGE_ROOT out of the allowed folders")
+        if excluded := self.exclusion(declared):
+            raise PathRefusedError(declared, *excluded)
         return path
 
-    def exclusion(self, path: str) -> str | None:
-        """Return the reason if a pattern excludes the path (of a folder: with a slash), or a folder above."""
+    def _folders_fix(self, allowed: str) -> str:
+        fix = "allow its folder with BRITER_ALLOWED_PATHS"
+        if self.folders:
+            fix = f"declare a file under {allowed}, or {fix}"
+        if self.adapter:
+            fix += f", or set BRITER_ADAPTER, which is {self.adapter}, to the site's kind"
+        return fix
+
+    def exclusion(self, path: str) -> Refusal | None:
+        """Return the refusal if a pattern excludes the path (a folder ends with a slash) or one above it."""
         above = (self._matching(f"{folder}/") for folder in parents(path))
         pattern = next(filter(None, above), None) or self._matching(path)
-        return pattern and f"the pattern {pattern} excludes it: see BRITER_EXCLUDED_PATHS"
+        if pattern is None:
+            return None
+        fix = f"rename the file, or lift the pattern: BRITER_EXCLUDED_PATHS=!{pattern}"
+        return Refusal(f"the pattern {pattern} excludes it", fix)
 
     def _match(self, path: str) -> str | None:
         if not self._excluded:
@@ -181,48 +207,67 @@ def is_safe_to_check_out(path: str) -> bool:
 _CONTROL = r"[\x00-\x1f\x7f-\x9f]"
 
 
-def _check(declared: str) -> str:
+def _check(declared: str, root: str = "") -> str:
     """Return the path without a trailing slash. Raises PathRefusedError when it is not safe."""
-
-    def refuse(reason: str) -> PathRefusedError:
-        return PathRefusedError(declared, reason)
-
-    try:
-        size = len(declared.encode())
-    except UnicodeEncodeError:
-        raise refuse("it is not valid Unicode: rename the file") from None
-    if size > MAX_PATH_BYTES:
-        raise refuse(f"it has {size} bytes, and a path has at most {MAX_PATH_BYTES}: shorten it")
-    if control := re.search(_CONTROL, declared):
-        raise refuse(f"it has a control character in it (U+{ord(control[0]):04X}): rename the file")
-    if "\\" in declared:
-        raise refuse("it has a backslash in it: write / between parts")
-    if not declared:
-        raise refuse("it is empty: name a file or a folder, relative to the site's repository")
-    if declared.startswith("/"):
-        raise refuse("it is absolute: write it relative to the site's repository")
     path = declared.removesuffix("/")
-    parts = path.split("/")
-    if len(parts) > MAX_PARTS:
-        raise refuse(f"it has {len(parts)} parts, and a path has at most {MAX_PARTS}: move it up")
-    if reason := next(filter(None, map(_objection, parts)), None):
-        raise refuse(reason)
+    objection = (
+        _objection_to_text(declared)
+        or _objection_to_place(declared, root)
+        or next(filter(None, map(_objection, path.split("/"))), None)
+    )
+    if objection is not None:
+        raise PathRefusedError(declared, *objection)
     return path
 
 
-def _objection(part: str) -> str | None:
+def _objection_to_text(declared: str) -> Refusal | None:
+    """Return why no path may be this text, if so."""
+    try:
+        size = len(declared.encode())
+    except UnicodeEncodeError:
+        return Refusal("it is not valid Unicode", "rename the file")
+    if size > MAX_PATH_BYTES:
+        return Refusal(f"it has {size} bytes, and a path has at most {MAX_PATH_BYTES}", "shorten it")
+    if control := re.search(_CONTROL, declared):
+        return Refusal(f"it has a control character in it (U+{ord(control[0]):04X})", "rename the file")
+    if "\\" in declared:
+        return Refusal("it has a backslash in it", "write / in its place, between the parts of a path")
+    if not declared:
+        return Refusal("it is empty", "name a file or a folder, relative to the site's repository")
+    return None
+
+
+def _objection_to_place(declared: str, root: str) -> Refusal | None:
+    """Return why the path is not one below the site's folder, if so."""
+    number = declared.removesuffix("/").count("/") + 1
+    outside = "move the file into the site, and declare it from there"
+    if declared.startswith("/"):
+        if not root:
+            return Refusal("it is absolute", "write it relative to the site's repository")
+        if is_inside(root, declared):
+            return Refusal("it is absolute", f"leave {root}/ out")
+        return Refusal(f"it is outside the site, which is {root}", outside)
+    if is_inside("..", normpath(declared)):
+        return Refusal("it leads out of the site", outside)
+    if number > MAX_PARTS:
+        return Refusal(f"it has {number} parts, and a path has at most {MAX_PARTS}", "move it up")
+    return None
+
+
+def _objection(part: str) -> Refusal | None:
     """Return why no path may have this part, if so."""
     if not part:
-        return "it has an empty part (//): write one / between parts"
+        return Refusal("it has an empty part (//)", "write one / between parts")
     if part in {".", ".."}:
-        return f"it has a part {part!r}: write it in full, relative to the site's repository"
+        return Refusal(f"it has a part {part!r}", "write it in full, relative to the site's repository")
     if len(part.encode()) > MAX_PART_BYTES:
-        return f"it has a part of more than {MAX_PART_BYTES} bytes: shorten it"
+        return Refusal(f"it has a part of more than {MAX_PART_BYTES} bytes", "shorten it")
     name = _folded(part)
     if not name and not part.startswith(":"):  # no file system reads that as a folder; some only lack it
-        return f"some systems drop the part {part!r} or read it as another folder: use another name"
+        text = f"some systems drop the part {part!r} or read it as another folder"
+        return Refusal(text, "use another name")
     if _OWN_FILES.fullmatch(name):
-        return f"{part!r} can name a file of git's own: use another name"
+        return Refusal(f"{part!r} can name a file of git's own", "use another name")
     return None
 
 

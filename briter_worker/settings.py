@@ -362,7 +362,10 @@ class Settings(BaseSettings):
     ) -> Allowlist:
         """Return what may be published: these folders and `more`, without the excluded paths."""
         excluded = (*EXCLUDED, *ADAPTER_EXCLUDED.get(self.adapter, ()), *self.excluded_paths)
-        return Allowlist(self.folders, excluded=excluded, private=private, more=more, adapter=self.adapter)
+        root = "" if self.database_url else str(self.git_worktree)
+        return Allowlist(
+            self.folders, excluded=excluded, private=private, more=more, adapter=self.adapter, root=root
+        )
 
     @property
     def lock_path(self) -> Path:

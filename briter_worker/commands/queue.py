@@ -111,15 +111,17 @@ def _check_paths(settings: Settings, paths: Sequence[str], folder: Path, *, forc
     allowlist = settings.allowlist()
     is_here = settings.database_url or (folder / ".git").exists()  # or else on another machine
     for path in dict.fromkeys(paths):
-        problem, fix = "", "correct the path; or add --force to enqueue it all the same"
+        problem, fix = "", ""
         try:
             allowlist.resolve(path)
         except PathRefusedError as refused:
-            problem = f"{path} will not be published: {refused.reason}"
+            problem = f"{path} will not be published: {refused.refusal.text}"
+            fix = f"{refused.refusal.fix}; or add --force to enqueue it all the same"
         else:
             place = os.path.normpath(folder.resolve() / path)
             if is_here and os.path.realpath(place) != place:
                 problem = f"{path} will not be published: it is, or is below, a symbolic link"
+                fix = "put the file itself there; or add --force to enqueue it all the same"
             elif is_here and not Path(place).exists():
                 problem = f"{path} is not in {folder}"
                 fix = "correct the path; or add --force to delete it on the remote"

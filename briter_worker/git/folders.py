@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from briter_worker.allowlist import PathRefusedError, is_inside, parents
+from briter_worker.allowlist import PathRefusedError, Refusal, is_inside, parents
 from briter_worker.errors import OS_FIXES, FailureCode, PublishError, os_error_fix, os_error_text
 from briter_worker.git.repository import FOLDER, SUBMODULE
 
@@ -28,7 +28,7 @@ _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM})
 """Says something about one file; any other error that has a fix says something about the machine."""
 _ANY_SIZE = 2**63
 
-_SUBMODULE = "it is inside a nested repository (a submodule)"
+_SUBMODULE = Refusal("it is inside a nested repository (a submodule)", "publish it from that repository")
 Stamp = tuple[int, ...]
 """Distinguishes the states of a file."""
 
@@ -162,9 +162,9 @@ class Staged:
     """Declared paths that are folders."""
     absent: dict[str, None] = field(default_factory=dict)
     """Declared paths where nothing is."""
-    rejected: dict[str, str] = field(default_factory=dict)
+    rejected: dict[str, Refusal] = field(default_factory=dict)
     """Reasons, by declared path, or by the path below a declared folder: what the branch has there stays."""
-    ignored: dict[str, str] = field(default_factory=dict)
+    ignored: dict[str, Refusal] = field(default_factory=dict)
     """Reasons for what is silently left out below a declared folder: what the branch has there stays."""
     gone: dict[str, None] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -187,8 +187,8 @@ class Staged:
                 self._add(folders, allowlist, path, status.st_mode)
             else:
                 self.absent[path] = None
-        except PathRefusedError as refusal:
-            self.rejected[declared] = refusal.reason
+        except PathRefusedError as refused:
+            self.rejected[declared] = refused.refusal
         except OSError as error:
             raise unreadable(declared, error) from error
 
@@ -197,8 +197,8 @@ class Staged:
         while todo:
             path, mode = todo.pop()
             full = f"{path}/" if stat.S_ISDIR(mode) else path
-            if path != top and (reason := allowlist.exclusion(full)):
-                self.ignored[path] = reason
+            if path != top and (excluded := allowlist.exclusion(full)):
+                self.ignored[path] = excluded
                 continue
             try:
                 allowlist.resolve(full)
@@ -210,10 +210,10 @@ class Staged:
                     with suppress(FileNotFoundError, NotADirectoryError):  # it has just been removed
                         todo += [(f"{path}/{name}", kind) for name, kind in reversed(folders.list(path))]
                     self.folders += [path] if path == top else []
-            except PathRefusedError as refusal:
+            except PathRefusedError as refused:
                 if path == top:
                     raise
-                self.rejected[path] = refusal.reason
+                self.rejected[path] = refused.refusal
 
     def compare(self, tree: Tree, allowlist: Allowlist) -> None:
         """Find what the commit has and the work tree has not; what is refused there stays."""
@@ -252,7 +252,7 @@ class Staged:
                     self.withheld[path] = scheduled[theirs]
                     del paths[path]
 
-    def ignore(self, paths: Iterable[str], reason: str) -> None:
+    def ignore(self, paths: Iterable[str], reason: Refusal) -> None:
         """Leave out these files; what is declared so is rejected."""
         for path in paths:
             del self.files[path]
@@ -267,8 +267,8 @@ class Staged:
             carried = any(is_inside(folder, path) for path in (*self.files, *self.gone, *self.withheld))
             first = next((path for path in left_out if is_inside(folder, path)), None)
             if first and not carried and next(tree.below(folder), None) is None:
-                reason = left_out[first]
-                self.rejected[folder] = f"nothing in it may be published ({first}, as {reason})"
+                text = f"nothing in it may be published ({first}, as {left_out[first].text})"
+                self.rejected[folder] = Refusal(text, left_out[first].fix)
 
 
 def read_tree(repository: Repository, commit: str, places: set[str]) -> dict[str, Entry]:
@@ -300,8 +300,8 @@ def stamp_of(status: os.stat_result) -> Stamp:
 def _refusal(path: str, mode: int) -> PathRefusedError:
     """Return the refusal of what is neither a file nor a folder."""
     if stat.S_ISLNK(mode):
-        return PathRefusedError(path, "it is, or is below, a symbolic link; put the file itself there")
-    return PathRefusedError(path, "it is not a regular file; put a regular file there")
+        return PathRefusedError(path, "it is, or is below, a symbolic link", "put the file itself there")
+    return PathRefusedError(path, "it is not a regular file", "put a regular file there")
 
 
 def descend(root: int, folder: str, step: Callable[[int, str], int]) -> int:
@@ -341,12 +341,12 @@ def _open_folder(above: int, name: str) -> int:
 def _check_folder(fd: int, folder: str) -> None:
     bare = ("HEAD", "objects", "refs")
     if _mode_at(fd, ".git") is not None or all(_mode_at(fd, name) is not None for name in bare):
-        raise PathRefusedError(folder, "it is inside a nested repository; publish it from there")
+        raise PathRefusedError(folder, "it is inside a nested repository", "publish it from that repository")
     for rules in (".gitignore", ".gitattributes"):
         mode = _mode_at(fd, rules)
         if mode is not None and stat.S_ISFIFO(mode):
-            reason = f"{folder}/{rules} is a pipe, on which git would wait for ever; remove it"
-            raise PathRefusedError(folder, reason)
+            text = f"{folder}/{rules} is a pipe, on which git would wait for ever"
+            raise PathRefusedError(folder, text, "remove the pipe")
 
 
 def _mode_at(folder: int, name: str) -> int | None:

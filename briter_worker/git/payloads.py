@@ -100,10 +100,12 @@ def gather(root: Path, paths: Sequence[str], *, allowlist: Allowlist, max_bytes:
         raise GatherError(error.message, error.fix) from error
     # What the allowlist refuses is declared all the same: the worker refuses and logs it.
     unsafe = {*paths} - found.places.keys()
-    left_out = {found.places.get(each, each): found.rejected[each] for each in found.rejected.keys() - unsafe}
+    left_out = {
+        found.places.get(each, each): str(found.rejected[each]) for each in found.rejected.keys() - unsafe
+    }
     stays = (*left_out, *history.sparse)
     declared = dict.fromkeys(found.places.get(each, each) for each in paths)
-    left_out |= dict.fromkeys(history.ignored & declared.keys(), IGNORED)
+    left_out |= dict.fromkeys(history.ignored & declared.keys(), str(IGNORED))
     sources = {blob: path for path, (_, blob) in sent.items() if blob}
     # Absent paths are sent as deleted, also unknown ones: another copy may have them.
     for path in (*found.absent, *found.gone):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from briter_worker.allowlist import PathRefusedError, is_inside, normalized, parents
+from briter_worker.allowlist import PathRefusedError, Refusal, is_inside, normalized, parents
 from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.git.checkout import Checkout
 from briter_worker.git.folders import (
@@ -52,7 +52,7 @@ LARGE = 4 << 20
 _PROGRESS_STEP = 100
 _TRIES = 10
 _PAUSE_S = 0.02
-IGNORED = "git ignores it; see git check-ignore -v, and change .gitignore"
+IGNORED = Refusal("git ignores it", "git check-ignore -v names the rule: change .gitignore")
 
 
 class _Read(NamedTuple):
@@ -276,8 +276,8 @@ class _Batch:
                     content = None
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except PathRefusedError as refusal:
-            return PublishError(FailureCode.NO_PATHS, refusal.reason)
+        except PathRefusedError as refused:
+            return PublishError(FailureCode.NO_PATHS, *refused.refusal)
         except PublishError as error:
             return error
         except (OSError, MemoryError) as error:
@@ -325,7 +325,7 @@ class _Batch:
         for path in (*staged.gone, *staged.files):
             known, was = self._read.get(path), self._tree.get(path)
             if isinstance(known, PublishError):
-                staged.rejected[path] = known.message
+                staged.rejected[path] = Refusal(known.message, known.fix)
                 if known.code is not FailureCode.NO_PATHS:
                     staged.failure = known.failure
             elif known is None:
@@ -342,28 +342,27 @@ class _Batch:
                 changes[path] = known.file
         return changes
 
-    def _obstacle(self, staged: Staged, path: str) -> str | None:
+    def _obstacle(self, staged: Staged, path: str) -> Refusal | None:
         """Return why the file cannot be where the tip has a file above it, or a folder in its place."""
         for above in parents(path):
             if (entry := self._tree.get(above)) and entry.mode != FOLDER and above not in staged.gone:
-                return f"it would replace the file {above}; declare that path, too"
+                return Refusal(f"it would replace the file {above}", "declare that path, too")
         stays = next((each for each in self._tree.below(path) if each not in staged.gone), None)
         if stays is None:
             return None
-        reason = f"it would take the place of a folder in which {stays} stays"
-        return f"{reason}, as that is scheduled, left out or not allowed"
+        text = f"it would take the place of a folder in which {stays} stays"
+        return Refusal(f"{text}, as that is scheduled, left out or not allowed", "use another name")
 
-    def _why(self, rejected: Mapping[str, str]) -> tuple[str, str]:
+    def _why(self, rejected: Mapping[str, Refusal]) -> tuple[str, str]:
+        """Return why nothing may be published, and what to do about each of the first paths."""
         if not rejected:
             return "the job declares no paths", "list what to publish"
         # No colon behind a path: after such as `config/secret`, redaction would hide what follows.
-        first = "; ".join(f"{path}, as {reason}" for path, reason in list(rejected.items())[:3])
+        shown = list(rejected.items())[:3]
+        first = "; ".join(f"{path}, as {refusal.text}" for path, refusal in shown)
         more = f" (and {len(rejected) - 3} more)" if len(rejected) > 3 else ""  # noqa: PLR2004
-        allowed = ", ".join(f"{folder}/" for folder in self._staging.allowlist.folders)
-        fix = f"declare files under {allowed} that are no links and that nothing excludes"
-        if adapter := self._staging.allowlist.adapter:
-            fix += f", or set BRITER_ADAPTER, which is {adapter}, to the site's kind"
-        return f"none of its paths may be published: {first}{more}", fix
+        fixes = dict.fromkeys(refusal.fix for _, refusal in shown)
+        return f"none of its paths may be published: {first}{more}", "; ".join(fixes)
 
 
 def ignored_paths(git: Git, paths: Collection[str]) -> set[str]:

@@ -151,22 +151,34 @@ def test_enqueue_writes_what_it_was_told(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"),
+    ("path", "reason", "fix"),
     [
-        (".env", ".env will not be published: it is under none of the allowed folders"),
-        ("content/posts/link.md", "will not be published: it is, or is below, a symbolic link"),
-        ("content/posts/helo.md", "content/posts/helo.md is not in "),
+        (
+            ".env",
+            ".env will not be published: it is under none of the allowed folders",
+            "declare a file under",
+        ),
+        (
+            "content/posts/link.md",
+            "not be published: it is, or is below, a symbolic link",
+            "put the file itself",
+        ),
+        ("content/posts/helo.md", "content/posts/helo.md is not in ", "correct the path"),
+        (r"content\posts\hello.md", "it has a backslash in it", "write / in its place"),
+        ("/etc/passwd", "it is outside the site, which is /", "move the file into the site"),
+        ("../hello.md", "it leads out of the site", "move the file into the site"),
     ],
 )
 def test_enqueue_refuses_what_is_missing_or_will_be_refused_unless_forced(
-    site: Site, path: str, reason: str
+    site: Site, path: str, reason: str, fix: str
 ) -> None:
     site.write_post(POST, "# Hello")
     (site.worktree / "content/posts/link.md").symlink_to("hello.md")
     result = site.command("enqueue", "hello", POST, path)
     assert (result.stdout, site.jobs()) == ("", [])
     assert reason in result.error(1)
-    assert "Fix: correct the path; or add --force" in result.stderr
+    assert f"Fix: {fix}" in result.stderr
+    assert "; or add --force" in result.stderr
     assert "warning: " in site.command("enqueue", "hello", POST, path, "--force").error(0)
     assert site.job("hello")["paths"] == [POST, path]
 

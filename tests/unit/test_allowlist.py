@@ -79,8 +79,9 @@ def test_a_path_outside_every_allowed_folder_is_refused(path: str) -> None:
         ("./content/a", "'.': write it in full"),
         ("content/./a", "'.': write it in full"),
         ("content/.", "'.': write it in full"),
-        ("..", "'..': write it in full"),
-        ("../content/a", "'..': write it in full"),
+        ("..", "it leads out of the site: move the file into the site"),
+        ("../content/a", "it leads out of the site"),
+        ("..a/../../b", "it leads out of the site"),
         ("content/..", "'..': write it in full"),
         ("content/../secret", "'..': write it in full"),
         ("content/a/../../secret", "'..': write it in full"),
@@ -92,7 +93,7 @@ def test_a_path_outside_every_allowed_folder_is_refused(path: str) -> None:
         ("content/\u200b/a", "some systems"),
         ("content/ /a", "some systems"),
         ("content/..::$INDEX_ALLOCATION/a", "some systems"),
-        ("content\\a", "it has a backslash in it: write / between parts"),
+        ("content\\a", "it has a backslash in it: write / in its place"),
         ("content/..\\..\\secret", "backslash"),
         ("content/a\x00b", "U+0000"),
         ("content/a\nb", "U+000A"),
@@ -253,3 +254,31 @@ def test_configuration_templates_and_code_are_in_no_authors_folder(name: str, pa
         return
     with pytest.raises(PathRefusedError):
         allowlist.resolve(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "fix"),
+    [
+        ("/srv/site/content/a.md", "it is absolute", "leave /srv/site/ out"),
+        (
+            "/srv/site2/content/a.md",
+            "it is outside the site, which is /srv/site",
+            "move the file into the site",
+        ),
+        ("content\\a.md", "it has a backslash in it", "write / in its place"),
+        ("../content/a.md", "it leads out of the site", "move the file into the site"),
+        (
+            "drafts/a.md",
+            "it is under none of the allowed folders (content/)",
+            "BRITER_ADAPTER, which is hugo",
+        ),
+        ("content/a.bak", "the pattern *.bak excludes it", "BRITER_EXCLUDED_PATHS=!*.bak"),
+    ],
+)
+def test_each_mistake_in_a_path_has_the_fix_for_this_one(path: str, text: str, fix: str) -> None:
+    site = Allowlist(["content"], excluded=["*.bak"], adapter="hugo", root="/srv/site")
+    with pytest.raises(PathRefusedError) as refused:
+        site.resolve(path)
+    assert refused.value.refusal.text == text
+    assert fix in refused.value.refusal.fix
+    assert path not in refused.value.refusal.fix, "a fix has no text of the job's"
