@@ -297,8 +297,7 @@ def _due_text(status: SiteStatus) -> str:
 
 def _worker_text(status: SiteStatus) -> str:
     if status.hosts is not None:
-        nodes = "no node" if status.hosts == 0 else count(status.hosts, "node")
-        return f"{nodes} of the cluster"
+        return "no node of the cluster runs" if status.hosts == 0 else f"{count(status.hosts, 'node')} run"
     if status.worker is None:
         return "none"
     return f"PID {status.worker.pid}" if status.worker.alive else "none; the last one died"

@@ -176,7 +176,7 @@ def test_a_failure_of_the_surroundings_is_the_sites_condition(cluster: Site, dat
 
 def test_a_site_is_not_removed_with_jobs_unless_that_is_asked_for(cluster: Site, database: Database) -> None:
     cluster.command("enqueue", "hello", POST, "--site", "blog")
-    assert "still has 1 jobs" in cluster.command("site", "remove", "blog").error(1)
+    assert "still has 1 job" in cluster.command("site", "remove", "blog").error(1)
     cluster.command("site", "remove", "blog", "--discard", "--json").json()
     assert count_rows(database, "publications") == count_rows(database, "files") == 0
     assert "there is no site 'blog'" in cluster.command("enqueue", "hello", POST, "--site", "blog").error(1)

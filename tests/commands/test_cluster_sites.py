@@ -200,7 +200,7 @@ def test_a_site_with_jobs_is_not_pruned_and_then_nothing_is_applied(cluster: Sit
     cluster.command("enqueue", "a", "content/a.md", "--site", "old", "--json").json()
     file = cluster.root / "sites.yaml"
     file.write_text(DECLARED)
-    assert "still has 1 jobs" in cluster.command("site", "apply", str(file), "--prune").error(1)
+    assert "still has 1 job" in cluster.command("site", "apply", str(file), "--prune").error(1)
     assert [row["name"] for row in cluster.command("site", "list", "--json").json()] == ["old"]
 
 
