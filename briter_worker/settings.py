@@ -217,6 +217,10 @@ class Settings(BaseSettings):
     git_author_name: str = _setting("Briter Worker", "The worker's committer name.")
     git_author_email: str = _setting("briter-worker@localhost", "The worker's committer address.")
     git_timeout_ms: _Whole = _setting(120_000, "Deadline of a git command in ms.", ge=1, le=_MONTH_MS)
+    git_ssh_keep_ms: _Milliseconds = _setting(
+        60_000,
+        "Time in ms for which an ssh connection is kept for the next push, since it was opened. 0: none.",
+    )
     git_pull_interval_ms: _Milliseconds = _setting(
         0, "Interval in ms at which an idle worker pulls the remote's edits. 0: only when publishing."
     )

@@ -23,6 +23,7 @@ from briter_worker.git.plans import FileConflicts, FilePlans
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
+from briter_worker.git.ssh import SshConnections
 from briter_worker.git.staging import Staging, WorkTreeCopies
 from briter_worker.job import Program, QuietTime, State
 from briter_worker.lock import AnotherWorkerError, SiteLock
@@ -140,8 +141,16 @@ def open_lock(settings: Settings) -> SiteLock:
     return SiteLock(settings.lock_path, stale_after=stale_after, dry_run=settings.worker_dry_run)
 
 
-def open_git(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Git:
-    """Return git in the site's repository. Raises PublishError when there is none."""
+def open_ssh(settings: Settings) -> SshConnections:
+    """Return the ssh connections that a worker keeps, and end those of workers that died."""
+    return SshConnections(settings.git_ssh_keep_ms / 1000, worktree=settings.git_worktree)
+
+
+def open_git(settings: Settings, *, pass_fds: tuple[int, ...] = (), ssh: SshConnections | None = None) -> Git:
+    """Return git in the site's repository. Raises PublishError when there is none.
+
+    Without `ssh`, each command opens a connection of its own.
+    """
     return Git(
         settings.git_worktree,
         remote=settings.git_remote,
@@ -149,6 +158,7 @@ def open_git(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Git:
         hooks=settings.git_hooks,
         pass_fds=pass_fds,
         signer=signer_of(settings),
+        ssh=ssh,
     )
 
 
@@ -253,7 +263,8 @@ def run_worker(
             interval = max(0.2, settings.worker_lock_stale_ms / 3000)
             with (
                 heartbeat(lock, interval),
-                closing(open_git(settings, pass_fds=(lock.descriptor(),))) as git,
+                closing(open_ssh(settings)) as ssh,
+                closing(open_git(settings, pass_fds=(lock.descriptor(),), ssh=ssh)) as git,
             ):
                 stop.abort, stop.give_up = git.abort, git.give_up
                 if watcher is not None:

@@ -160,8 +160,8 @@ class SshHost:
 
 
 @contextmanager
-def sshd(folder: Path) -> Iterator[SshHost]:
-    """An OpenSSH server that lets the client in, and whose key the client knows."""
+def sshd(folder: Path, **options: str) -> Iterator[SshHost]:
+    """An OpenSSH server that lets the client in, and whose key the client knows. `options` of its own."""
     provide("sshd", package="openssh-server")
     folder.mkdir()
     host = SshHost(folder)
@@ -180,6 +180,7 @@ def sshd(folder: Path) -> Iterator[SshHost]:
         "PrintMotd": "no",
         "PidFile": "none",
         "SetEnv": " ".join(f"{name}={value}" for name, value in _HERMETIC.items()),
+        **options,
     }
     (folder / "config").write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
     server = next(

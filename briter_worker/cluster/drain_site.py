@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from briter_worker.cluster.leases import Leases
     from briter_worker.git.commits import RemoteCommit
     from briter_worker.git.run import Git
+    from briter_worker.git.ssh import SshConnections
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
@@ -162,6 +163,7 @@ class SiteDrains:
     sinks: NodeSinks
     health: Health
     leases: Leases
+    ssh: SshConnections
     hosts: dict[str, str] = field(default_factory=dict)
     """The remote's host of each site that was drained here."""
     _guard: threading.Lock = field(default_factory=threading.Lock)
@@ -321,7 +323,7 @@ class SiteDrains:
 
         `pulls`: ask the remote for edits of others in any case.
         """
-        repository = stack.enter_context(open_site_clone(site, settings))
+        repository = stack.enter_context(open_site_clone(site, settings, ssh=self.ssh))
         with self._guard:
             self._running.add(repository.git)
             aborted = self._aborted

@@ -44,6 +44,7 @@ from briter_worker.queues.postgres.control import PostgresControl
 from briter_worker.queues.postgres.database import Database, DatabaseError, VersionError
 from briter_worker.queues.postgres.payloads import collect_blobs
 from briter_worker.sinks.store import StoreError
+from briter_worker.wiring import open_ssh
 from briter_worker.worker import Stop, loop_backoff
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def run_node(
         finally:
             log(WorkerStopped(drained=node.counts.completed))
             node.sinks.close()
+            node.ssh.close()
     return 1 if once and (node.counts.failed or node.counts.undecided) else 0
 
 
@@ -173,7 +175,10 @@ class Node:
         self._health = Health(settings, log)
         self._leases = Leases(database, self._name, settings)
         plugins = Plugins(settings.plugins)
-        self._drains = SiteDrains(settings, database, plugins, self.sinks, self._health, self._leases)
+        self.ssh = open_ssh(settings)
+        self._drains = SiteDrains(
+            settings, database, plugins, self.sinks, self._health, self._leases, self.ssh
+        )
         limit = settings.worker_shutdown_timeout_ms / 1000
         self.stop = Stop(self._announce_stop, limit=limit, abort=self._drains.abort)
         self._per_host = settings.worker_per_host or max(1, slots // 2)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from briter_worker.git.repository import Repository
+    from briter_worker.git.ssh import SshConnections
     from briter_worker.queues.postgres.database import Connection, Database
     from briter_worker.settings import Settings
 
@@ -201,9 +202,12 @@ def settings_of(site: Site, node: Settings) -> Settings:
 
 
 def open_site_clone(
-    site: Site, settings: Settings, below: str = "", patience: float = 1.0
+    site: Site, settings: Settings, below: str = "", patience: float = 1.0, ssh: SshConnections | None = None
 ) -> AbstractContextManager[Repository]:
-    """Lock and open this machine's clone of the site in the cache; `below`: another one, for other uses."""
+    """Lock and open this machine's clone of the site in the cache; `below`: another one, for other uses.
+
+    `ssh`: connections that the node keeps.
+    """
     return open_clone(
         settings.cache_root / below / site.name,
         url=site.remote,
@@ -212,6 +216,7 @@ def open_site_clone(
         timeout=settings.git_timeout_ms / 1000,
         signer=signer_of(settings),
         patience=patience,
+        ssh=ssh,
     )
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from briter_worker.git.commits import Person, RemoteCommit
     from briter_worker.git.configuration import Configuration
     from briter_worker.git.environment import Signer
+    from briter_worker.git.ssh import SshConnections
 
 REMOTE = "origin"
 _FORMAT = "3"
@@ -51,16 +52,20 @@ def open_clone(
     timeout: float,
     signer: Signer | None = None,
     patience: float = 1.0,
+    ssh: SshConnections | None = None,
 ) -> Iterator[Repository]:
     """Lock the site's clone in `folder`, make it where needed, and yield it; end its git on leaving.
 
     `credentials` are references, see `open_access`. `patience`: seconds to wait for the lock. A clone
-    in which git finds damage is cloned again by the next caller. Raises PublishError.
+    in which git finds damage is cloned again by the next caller. `ssh`: connections that sites share.
+    Raises PublishError.
     """
     access = open_access(url, credentials)
     conceal_secrets([(f"remote.{REMOTE}.url", url)])
     place = folder / "clone.git"
-    git = Git(None, bare=place, remote=REMOTE, timeout=timeout, access=access, durable=False, signer=signer)
+    git = Git(
+        None, bare=place, remote=REMOTE, timeout=timeout, access=access, durable=False, signer=signer, ssh=ssh
+    )
     repository = Repository(git, branch=branch, remote=REMOTE)
     try:
         with _naming(folder):

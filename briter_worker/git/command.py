@@ -35,6 +35,8 @@ class Command:
         self.send = cast("IO[bytes]", process.stdin)
         self.answers = cast("IO[bytes]", process.stdout)
         self.is_expired = False
+        self.has_output = False
+        """True once the process has printed something."""
         self._ending = threading.RLock()  # `abort` may come from a signal handler
         self.set_deadline(timeout)
 
@@ -73,6 +75,7 @@ class Command:
                 for key, _ in ready:
                     part = os.read(key.fd, _PIECE)
                     key.data.extend(part)
+                    self.has_output = self.has_output or bool(part)
                     if key.data is errors:
                         watch(part)
                     del errors[_KEPT_ERROR_BYTES:-_KEPT_ERROR_BYTES]

@@ -112,8 +112,8 @@ class Surroundings:
             made["PATH"] = trusted_path(made["PATH"], self.worktree)
         for i, (key, value) in enumerate(settings):
             made |= {f"GIT_CONFIG_KEY_{i}": key, f"GIT_CONFIG_VALUE_{i}": value}
-        ssh = values.get("core.sshcommand", "ssh")
         if self.pass_fds:
+            ssh = values.get("core.sshcommand", "ssh")
             # Git derives the variant from the command's first word, which is no longer ssh's.
             made["GIT_SSH_VARIANT"] = values.get("ssh.variant") or ("ssh" if _SSH.match(ssh) else "auto")
         return {
@@ -127,8 +127,13 @@ class Surroundings:
             "GIT_ASKPASS": "",
             "SSH_ASKPASS_REQUIRE": "never",
             "GCM_INTERACTIVE": "never",
-            "GIT_SSH_COMMAND": without(self.pass_fds, f"{ssh} {access.ssh_options} {_SSH_OPTIONS}"),
+            "GIT_SSH_COMMAND": without(self.pass_fds, self.ssh_command(configured)),
         }
+
+    def ssh_command(self, configured: Sequence[Setting]) -> str:
+        """Return the shell's command line for ssh, with the key and all options."""
+        access = self.access or RemoteAccess()
+        return f"{dict(configured).get('core.sshcommand', 'ssh')} {access.ssh_options} {_SSH_OPTIONS}"
 
 
 _FIXED: list[Setting] = [

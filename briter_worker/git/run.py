@@ -32,12 +32,13 @@ from briter_worker.errors import FailureCode, PublishError, StoppedError
 from briter_worker.git import messages
 from briter_worker.git.command import Command
 from briter_worker.git.configuration import Configuration, conceal_secrets, normalize_key
-from briter_worker.git.environment import Surroundings
+from briter_worker.git.environment import Surroundings, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from briter_worker.git.configuration import Setting
+    from briter_worker.git.ssh import SshConnection, SshConnections
 
 _LOCK_POLL_S = 0.05
 _NO_ENVIRONMENT: Mapping[str, str] = {}
@@ -46,6 +47,8 @@ _ENDING_ALONE = frozenset(
     | {"fast-import", "for-each-ref", "update-ref"}
 )
 """Commands that ask no remote, and end without the worker: within milliseconds, or as their input ends."""
+_REMOTE = frozenset({"fetch", "ls-remote", "push"})
+"""Commands that a kept ssh connection serves."""
 _HARMLESS = frozenset({"commit-tree", "--add", "checkout-index"})
 """Commands that hold no lock: they start programs that sign or filter, and such an orphan may hang."""
 
@@ -54,6 +57,8 @@ _HARMLESS = frozenset({"commit-tree", "--add", "checkout-index"})
 class Git(Surroundings):
     """Run git in one repository. Not for use by two threads at once, except `abort`."""
 
+    ssh: SshConnections | None = None
+    """Connections to keep; None: each command opens one of its own."""
     branch: str = field(default="", init=False)
     """The branch to check out, for the fix of a damaged HEAD."""
     configuration: Configuration | None = field(default=None, init=False)
@@ -224,12 +229,61 @@ class Git(Surroundings):
     ) -> tuple[int, bytes, str]:
         """Return git's exit status, standard output and standard error."""
         command = self._begun.pop((args, stdin), None)
+        if command is None and args[0] in _REMOTE:
+            process, out, said = self._ask_remote(args)
+            return process.returncode, out, said
         if command is None:
             command = self._start(args, stdin, env=env, discover=discover)
         command.set_deadline(self.timeout)
         with self._finishing(command):
             out, said = command.read_output()
         return command.process.returncode, out, said
+
+    def _ask_remote(
+        self, args: Sequence[str], watch: Callable[[bytes], object] = len
+    ) -> tuple[subprocess.Popen[bytes], bytes, str]:
+        """Run a command that asks the remote, over a kept ssh connection if there is one.
+
+        Where that connection turns out to be dead, and the remote has said nothing, the command is repeated.
+        """
+        if self.ssh is None:
+            return self._complete(args, watch)
+        url, command = self._remote_url(args), self.ssh_command(self.settings)
+        variables = self.variables(self.settings)
+        with self.ssh.borrow(command, url, variables, self.worktree or self._place) as connection:
+            if connection is None:
+                return self._complete(args, watch)
+            line = without(self.pass_fds, f"{command} {connection.options}")
+            env = {"GIT_SSH_COMMAND": line}
+            process, out, said = self._complete(args, watch, env, connection)
+            if process.returncode and connection.has_given_up:
+                process, out, said = self._complete(args, watch, env, connection)
+            return process, out, connection.without_remarks(said)
+
+    def _complete(
+        self,
+        args: Sequence[str],
+        watch: Callable[[bytes], object],
+        env: Mapping[str, str] = _NO_ENVIRONMENT,
+        connection: SshConnection | None = None,
+    ) -> tuple[subprocess.Popen[bytes], bytes, str]:
+        command = self._start(args, env=env)
+        with self._finishing(command), nullcontext() if connection is None else connection.watched(command):
+            out, said = command.read_output(watch)
+        return command.process, out, said
+
+    def _remote_url(self, args: Sequence[str]) -> str:
+        """Return the address that a command for the remote goes to."""
+        remote = args[args.index("--") + 1]
+        urls = self.config_values(f"remote.{remote}.url")
+        if args[0] == "push":
+            urls = self.config_values(f"remote.{remote}.pushurl") or urls
+        if not urls:
+            return remote
+        if not any(key.startswith("url.") for key, _ in self.settings):
+            return urls[0]
+        options = ["--push"] if args[0] == "push" else []
+        return os.fsdecode(self.run("remote", "get-url", *options, remote)).rstrip("\n")
 
     def begin(self, *args: str, stdin: bytes | None = b"") -> None:
         """Start a command of which `run`, with the same arguments, returns the output: beside another one.
@@ -386,10 +440,8 @@ class Git(Surroundings):
 
     def execute(self, args: Sequence[str]) -> subprocess.Popen[Any]:
         """Run what GitPython asks for, within the deadline; `watch` and `said` get what it prints."""
-        command = self._start(args)
-        with self._finishing(command):
-            out, self.said = command.read_output(self.watch)
-        process: subprocess.Popen[Any] = command.process
+        ended, out, self.said = self._ask_remote(args, self.watch)
+        process: subprocess.Popen[Any] = ended
         process.stdout, process.stderr = io.StringIO(out.decode(errors="replace")), None
         return process
 
@@ -434,6 +486,30 @@ def _make_folder(folder: Path) -> Path:
     except OSError as error:
         raise PublishError.from_os("the repository cannot be written", error) from error
     return folder
+
+
+def run_program(
+    command: Sequence[str], *, env: Mapping[str, str], place: Path, timeout: float
+) -> tuple[int, str]:
+    """Return a short program's exit status and its output; a negative status where it did not end in time."""
+    try:
+        process = subprocess.Popen(  # noqa: S603 - no text of a job
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=place,
+            env=dict(env),
+            start_new_session=True,
+        )
+    except OSError:
+        return -1, ""
+    program = Command(process, command[0], timeout)
+    try:
+        out, _ = program.read_output()
+    finally:
+        program.finish()
+    return process.returncode, os.fsdecode(out)
 
 
 @cache

@@ -26,6 +26,7 @@ CONTRACT = {
     "BRITER_GIT_AUTHOR_NAME": "Briter Worker",
     "BRITER_GIT_AUTHOR_EMAIL": "briter-worker@localhost",
     "BRITER_GIT_TIMEOUT_MS": 120_000,
+    "BRITER_GIT_SSH_KEEP_MS": 60_000,
     "BRITER_GIT_PULL_INTERVAL_MS": 0,
     "BRITER_PULL_SECRET": "",
     "BRITER_GIT_HOST_TOKEN": "",
