@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from briter_worker.errors import FailureCode, PublishError, UsageError
 from briter_worker.git.locks import LockFiles, remove_temporary
+from briter_worker.git.packs import roll_up_packs
 from briter_worker.git.refs import PRIVATE, Refs
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ COUNT_LINES = (*DIFF_TREE, "--numstat")
 _VERY_FEW_PATHS = 12
 _FEW_PATHS = 100
 """Git compares each entry of a folder with each path, so that for more paths all entries are listed."""
-_MAX_PACKS = 10
 _NAMED = 10
 
 
@@ -410,15 +410,7 @@ class Repository:
         # A batch that no plan names is of a worker that died before it had one.
         if unused := set(out.decode().split()) - set(keep):
             self.update_refs(*((name, None, None) for name in unused))
-        # Objects shared with another repository, or still on the remote, are left to `git gc`.
-        objects = self.git.common_dir / "objects"
-        kinds = [path.suffix for path in objects.glob("pack/pack-*")]
-        shared = (objects / "info" / "alternates").exists() or ".promisor" in kinds
-        if not shared and kinds.count(".pack") >= _MAX_PACKS:
-            # Keeps every object, whether referred to or not, at the cost of the small packs alone.
-            limits = ("-c", "pack.threads=1", "-c", "pack.windowMemory=64m", "-c", "gc.bigPackThreshold=0")
-            command = ("repack", "--geometric=2", "-d", "-q", "--no-write-bitmap-index")
-            self.git.run(*limits, *command)
+        roll_up_packs(self.git)
 
 
 def read_raw(fields: Iterable[str]) -> Iterator[tuple[str, str, Entry | None, Entry | None]]:

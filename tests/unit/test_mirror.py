@@ -405,3 +405,33 @@ def test_a_run_of_cron_leaves_few_packs_and_drops_no_object(site: Site) -> None:
     assert len(packs(site)) < 5 < many
     assert objects(site) >= before
     site.git("fsck", "--strict")
+
+
+@pytest.mark.parametrize("option", ["--shared", "--reference", "--filter"])
+def test_packs_stay_few_in_a_clone_that_lacks_objects_of_its_own(site: Site, option: str) -> None:
+    """What is in another repository, or still on the remote, stays there; nothing of ours is dropped."""
+    site.git("config", "uploadpack.allowFilter", "true", cwd=site.remote)
+    shutil.rmtree(site.worktree)
+    how = {
+        "--shared": ["--shared", str(site.remote)],
+        "--reference": [f"--reference={site.remote}", f"file://{site.remote}"],
+        "--filter": ["--filter=blob:none", f"file://{site.remote}"],
+    }[option]
+    site.git("clone", "--quiet", *how, str(site.worktree), cwd=site.root)
+    for number in range(12):
+        site.push_elsewhere({"content/posts/theirs.md": f"{number}\n"})
+        site.git("fetch", "--quiet")  # a pack of promised objects, in a clone with a filter
+        blob = write_blob(site.worktree, f"ours {number}\n".encode())[1]
+        pack = site.worktree / ".git/objects/pack/pack"
+        run_git(site.worktree, "pack-objects", "-q", str(pack), stdin=f"{blob}\n".encode())
+    site.git("prune-packed")
+    before, many = objects(site), len(packs(site))
+    tidy(site, time.time())
+    assert objects(site) == before
+    assert len(packs(site)) < 6
+    assert many >= 12
+    promised = [path for path in packs(site) if path.with_suffix(".promisor").exists()]
+    assert bool(promised) == (option == "--filter")
+    site.git("fsck", "--strict")
+    site.git("gc", "--quiet", "--prune=now")
+    site.git("fsck", "--strict")
