@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from benchmarks.drain import run_worker
@@ -11,18 +12,19 @@ from benchmarks.held import idle_minute, memory_of
 from benchmarks.lab import FOLDER, daemon, say, timed
 from benchmarks.report import Check, Section, Series, ratio
 from briter_worker.settings import load_settings
-from briter_worker.watch import TreeWatcher
+from briter_worker.watch.kernel import KernelEvents
 from briter_worker.wiring import open_post_watcher
 
 if TYPE_CHECKING:
     from benchmarks.lab import Lab, Site
 
 _WHAT = """\
-`watch` in an unchanged site of {posts:,} posts: its start without Python's imports beside `find`, in turns, \
-and {seconds} s of doing nothing with `run --watch`. Then `run --once` of {jobs} jobs in a site of 1,000 \
-posts, without signatures and with ssh, in turns."""
+`watch` in an unchanged site of {posts:,} posts: its start without Python's imports beside a `find` that \
+looks at each file, in turns, and {seconds} s of doing nothing with `run --watch`. Then `run --once` of \
+{jobs} jobs in a site of 1,000 posts, without signatures and with ssh, in turns."""
 _JOBS = 50
-_FIND = ["find", FOLDER, "-type", "f"]
+_FIND = ["find", FOLDER, "-type", "f", "-size", "-1000k"]
+"""Looks at each file, as `watch` does."""
 
 
 def measure(lab: Lab) -> Section:
@@ -31,6 +33,7 @@ def measure(lab: Lab) -> Section:
     taken: dict[str, list[float]] = {"watch": [], "find": []}
     with lab.site(posts) as site:
         say(f"watch, {posts:,} posts")
+        _start(site)  # the first one reads all files, and fills the ledger
         for _ in range(times):
             taken["watch"].append(1000 * _start(site))
             taken["find"].append(1000 * timed(_FIND, site.worktree, site.env))
@@ -41,7 +44,7 @@ def measure(lab: Lab) -> Section:
         f"Watch: {posts:,} posts, and signatures",
         _WHAT.format(posts=posts, seconds=seconds, jobs=_JOBS),
         [
-            Check("start, relative to `find -type f`", ratio(taken["watch"], taken["find"]), "×", 2),
+            Check("start, relative to `find -size`", ratio(taken["watch"], taken["find"]), "×", 2),
             Check("CPU time of an idle minute", minute, " s", 0.3),
             Check("resident memory", resident, " MiB", 150),
             Check(f"ssh signature: added to each of {_JOBS} commits", statistics.median(added), " ms", 25),
@@ -54,14 +57,15 @@ def measure(lab: Lab) -> Section:
 
 
 def _start(site: Site) -> float:
-    """Return the seconds until all folders are watched and every file is compared."""
+    """Return the seconds until all folders are watched and every file is compared with the ledger."""
     watcher = open_post_watcher(load_settings(site.environment()), lambda _: None)
+    if not watcher.acquire():
+        raise RuntimeError("another watch is active")
     began = time.perf_counter()
-    tree = TreeWatcher(site.worktree, [FOLDER])
-    watcher.save(watcher.candidates(tree.files))
-    took = time.perf_counter() - began
-    tree.close()
-    return took
+    with closing(watcher), closing(KernelEvents(site.worktree, [FOLDER])):
+        watcher.look_everywhere()
+        watcher.step(time.monotonic(), time.time())
+        return time.perf_counter() - began
 
 
 def _signature(lab: Lab) -> float:

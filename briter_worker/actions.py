@@ -95,11 +95,13 @@ def undo_post(
         scheduled = queue.scheduled_paths(now)
         with (
             open_published(settings) as repository,
-            undo.restored(repository, settings.allowlist(), commits, to, scheduled=scheduled) as paths,
+            undo.restored(repository, settings.allowlist(), commits, to, scheduled=scheduled) as files,
         ):
             text = message or f"Restore {slug}"
-            document = client.compose(slug, paths, message=text, made_by=Program.UNDO)
+            document = client.compose(slug, list(files), message=text, made_by=Program.UNDO)
             job_id = client.submit(document, queue=settings.queue_root).id
+            # After the job: a crash in between leaves the files to `watch`.
+            wiring.record_written(repository.git, files)
     _record(settings, [Steered(action="undo", by=by, job_id=job_id, slug=slug)], log)
     return job_id
 

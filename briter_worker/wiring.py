@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from contextlib import closing, suppress
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from briter_worker.git.commits import Person
 from briter_worker.git.environment import Signer
 from briter_worker.git.plans import FileConflicts, FilePlans
 from briter_worker.git.publisher import GitPublisher
-from briter_worker.git.repository import Repository
+from briter_worker.git.repository import Entry, Repository
 from briter_worker.git.run import Git
 from briter_worker.git.ssh import SshConnections
 from briter_worker.git.staging import Staging, WorkTreeCopies
@@ -32,10 +32,11 @@ from briter_worker.ports import Backoff, EventSink
 from briter_worker.queues.disk.queue import DiskQueue
 from briter_worker.sinks.recorder import ActionLog, FanOut, HistorySink, OpenedLater, SiteCondition, Target
 from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore, Store, StoreError
+from briter_worker.watch import LEDGER_NAME
 from briter_worker.worker import Puller, Stop, Worker, heartbeat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from briter_worker.sinks.history import History
     from briter_worker.sinks.recorder import Sink
     from briter_worker.sinks.webhooks import Sender, WebhookSink
-    from briter_worker.watch import PostWatcher
+    from briter_worker.watch.watcher import PostWatcher
 
     SiteQueue = DiskQueue | PostgresQueue
     """The queue for commands and pages, which do the same on either backend."""
@@ -268,6 +269,9 @@ def run_worker(
             ):
                 stop.abort, stop.give_up = git.abort, git.give_up
                 if watcher is not None:
+                    if not watcher.acquire():
+                        emit(another_watcher())
+                        return 0
                     poll = settings.worker_poll_interval_ms / 1000
                     threading.Thread(target=watcher.run, args=(stop.is_set, poll), daemon=True).start()
                 return _run(settings, git, lock, stop, emit, once=once)
@@ -373,7 +377,7 @@ def _open_puller(
 def open_post_watcher(settings: Settings, emit: Callable[[events.Event], None]) -> PostWatcher:
     """Return what enqueues the posts whose files change. Raises UsageError in a cluster."""
     from briter_worker import client  # noqa: PLC0415 - most workers watch no posts
-    from briter_worker.watch import PostWatcher  # noqa: PLC0415 - as above
+    from briter_worker.watch.watcher import PostWatcher  # noqa: PLC0415 - as above
 
     if settings.database_url:
         raise UsageError("watch needs a queue folder", "unset BRITER_DATABASE_URL; in a cluster, enqueue")
@@ -388,8 +392,8 @@ def open_post_watcher(settings: Settings, emit: Callable[[events.Event], None]) 
                 return receipt.ended or 0.0
         return 0.0
 
-    def save(slug: str, paths: Sequence[str]) -> None:
-        document = client.compose(slug, paths, made_by=Program.WATCH)
+    def save(slug: str, paths: Sequence[str], message: str | None) -> None:
+        document = client.compose(slug, paths, message=message, made_by=Program.WATCH)
         job_id = client.submit(document, queue=settings.queue_root).id
         emit(events.Enqueued(job_id=job_id, slug=slug, paths=tuple(paths)))
 
@@ -405,6 +409,11 @@ def open_post_watcher(settings: Settings, emit: Callable[[events.Event], None]) 
         cancelled_at=cancelled_at,
         warn=warn_by(emit),
     )
+
+
+def another_watcher() -> events.WorkerSkipped:
+    """Return what the second watcher of a site says before it ends."""
+    return events.WorkerSkipped(message="another watch is active, skipping", holder_pid=None)
 
 
 def _private_folders(settings: Settings) -> list[str]:
@@ -437,7 +446,26 @@ def open_copies(
     limit = settings.worker_max_file_bytes
     staging = Staging(open_repository(settings, git), allowlist, limit, progress_by(emit))
     updated = events.SiteUpdated.of
-    return WorkTreeCopies(staging, warn_by(emit), lambda tip, paths: emit(updated(tip, paths)), conflicting)
+    return WorkTreeCopies(
+        staging,
+        warn_by(emit),
+        lambda tip, paths: emit(updated(tip, paths)),
+        conflicting,
+        partial(record_written, git),
+    )
+
+
+def record_written(git: Git, files: Mapping[str, Entry | None]) -> None:
+    """Note in the ledger of `watch` what the worker writes into the site itself; None for a removed file."""
+    ledger = git.own_dir / LEDGER_NAME
+    if not ledger.exists():
+        return  # nobody watches
+    from briter_worker.watch.ledger import Version, record  # noqa: PLC0415 - most sites watch no posts
+
+    versions = {
+        path: Version(entry.blob, entry.mode == "100755") if entry else None for path, entry in files.items()
+    }
+    record(ledger, versions)
 
 
 def progress_by(emit: Callable[[events.Event], None]) -> Callable[[str, int, int], None]:

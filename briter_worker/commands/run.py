@@ -18,7 +18,7 @@ from briter_worker.events import WorkerStarted
 from briter_worker.settings import Settings, load_settings
 from briter_worker.sinks.log import LogSink
 from briter_worker.sinks.recorder import OpenedLater
-from briter_worker.wiring import open_post_watcher, open_queue, run_worker
+from briter_worker.wiring import another_watcher, open_post_watcher, open_queue, run_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,10 +72,24 @@ def run(
     raise typer.Exit(run_worker(settings, once=once, log=log, metrics=sinks, watcher=watcher))
 
 
-def watch() -> None:
+def watch(
+    *,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="Compare all files with the remote once; a watch that is active does so."
+        ),
+    ] = False,
+) -> None:
     """Turn changed posts into jobs until SIGTERM. Publishes nothing itself."""
     settings = load_settings()
-    watcher = open_post_watcher(settings, _open_log())
+    log = _open_log()
+    watcher = open_post_watcher(settings, log)
+    if again:
+        watcher.order_comparison()
+    if not watcher.acquire():
+        log(another_watcher())
+        return
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -76,6 +76,8 @@ class Checkout:
     """Other files are a user's: while one is edited that changed on the remote, the mirror waits."""
     updated: Callable[[str, Sequence[str]], None] = lambda _tip, _paths: None
     """Called with the commit and the files of the site that were written from it."""
+    record: Callable[[Mapping[str, Entry | None]], None] = lambda _files: None
+    """Called with the files that are about to be written, so that `watch` takes none for the CMS's."""
     late_reason: str = field(default="", init=False)
     """The reason why the last sync was delayed; empty if it was not."""
     is_blocked: bool = field(default=False, init=False)
@@ -416,6 +418,7 @@ class _Move:
 
     def _put_files(self, wanted: Collection[str]) -> None:
         """Give the new files their names, after removals: a file may take a folder's place."""
+        self.checkout.record({path: self.files[path].new for path in wanted})
         for path in sorted(wanted, key=lambda path: self.files[path].new is not None):
             each, is_done = self.files[path], False
             try:

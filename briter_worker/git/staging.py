@@ -99,11 +99,13 @@ class WorkTreeCopies(Checkout):
         warn: Callable[[str, str], None],
         updated: Callable[[str, Sequence[str]], None] = lambda _tip, _paths: None,
         conflicting: Callable[[Sequence[str]], None] = lambda _paths: None,
+        record: Callable[[Mapping[str, Entry | None]], None] = lambda _files: None,
     ) -> None:
         super().__init__(
             staging.repository,
             warn,
             updated=updated,
+            record=record,
             is_cms_path=lambda path: any(is_inside(each, path) for each in staging.allowlist.folders),
         )
         self._staging = staging

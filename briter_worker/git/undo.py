@@ -132,8 +132,8 @@ def restored(
     to: str | None = None,
     *,
     scheduled: Collection[str] = (),
-) -> Iterator[list[str]]:
-    """Bring the files to their version before the last publication, or at `to`; yield the paths.
+) -> Iterator[dict[str, Entry | None]]:
+    """Bring the files to their version before the last publication, or at `to`; yield these versions.
 
     `commits` are the post's publications, newest first. `scheduled` are the paths that scheduled jobs
     declare. A file that is neither as published nor restored already is the CMS's edit. Raises DeclinedError
@@ -159,7 +159,7 @@ def restored(
         closing(WorkTree(cast("Path", repository.git.worktree), folder / "undo-files")) as work_tree,
     ):
         _put_files(repository, work_tree, known)
-        yield paths
+        yield wanted
 
 
 def check_allowed(allowlist: Allowlist, paths: Iterable[str]) -> None:

@@ -6,20 +6,21 @@ import shutil
 import signal
 import subprocess
 import time
-from errno import EMFILE
+from errno import EMFILE, ENOSPC
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
 from sites import events_in, eventually
+from watching import watching
 
 from briter_worker import events
 from briter_worker.settings import load_settings
 from briter_worker.wiring import open_post_watcher
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from sites import Site
 
@@ -86,25 +87,31 @@ def test_a_page_with_its_siblings_is_one_post(watched: Site) -> None:
 def test_a_bundle_that_comes_file_by_file_is_one_job(
     site: Site, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watcher = open_post_watcher(load_settings(site.environment()), lambda _: None)
-    arriving: Collection[str] = ()
-    clock = [0.0]
-    monkeypatch.setattr("briter_worker.watch.time.time", lambda: clock[0])
-    for name in order:
-        path = f"content/posts/trip/pictures/{name}" if name == "two.png" else f"content/posts/trip/{name}"
-        clock[0] = site.write_post(path, name).parent.stat().st_ctime
-        arriving = watcher.save({*arriving, path})
-        assert site.jobs() == []
-    site.write_post("content/posts/old.md", "of a folder that the remote has\n")
-    assert watcher.save({*arriving, "content/posts/old.md"}) == arriving
-    assert [job["slug"] for job in site.jobs()] == ["posts/old"]
-    clock[0] += 1
-    assert watcher.save(arriving) == set()
-    assert {job["slug"]: len(job["paths"]) for job in site.jobs()} == {"posts/old": 1, "posts/trip": 3}
-    clock[0] = site.write_post("content/posts/import/one.md", "one of many\n").parent.stat().st_ctime
-    monkeypatch.setattr("briter_worker.watch._LONGEST_ARRIVAL_S", 0.0)  # the folder never holds still
-    assert watcher.save({"content/posts/import/one.md"}) == set()
-    assert len(site.jobs()) == 3
+    with watching(site) as watcher:
+        for name in order:
+            path = (
+                f"content/posts/trip/pictures/{name}" if name == "two.png" else f"content/posts/trip/{name}"
+            )
+            site.write_post(path, name)
+            watcher.wait(0.4)
+            assert site.jobs() == []
+        site.write_post("content/posts/old.md", "of a folder that the remote has\n")
+        watcher.wait(0.05)
+        assert [job["slug"] for job in site.jobs()] == ["posts/old"]
+        watcher.wait(1)
+        assert {job["slug"]: len(job["paths"]) for job in site.jobs()} == {"posts/old": 1, "posts/trip": 3}
+        monkeypatch.setattr("briter_worker.watch.watcher.MAX_ARRIVING", 0)
+        site.write_post("content/posts/import/one.md", "one of very many\n")
+        watcher.wait(0.05)
+        assert len(site.jobs()) == 3
+
+
+def test_nobody_waits_for_ever_for_the_last_file_of_a_folder(site: Site) -> None:
+    with watching(site) as watcher:
+        for number in range(40):
+            site.write_post(f"content/posts/trip/{number}.md", "x\n")
+            watcher.wait(0.3)
+        assert site.jobs() != []
 
 
 def test_a_page_of_kirby_is_one_post_without_its_unpublished_edits(site: Site) -> None:
@@ -131,7 +138,7 @@ def test_what_is_renamed_leaves_its_old_name(watched: Site) -> None:
     (posts / "old").rename(posts / "new")
     (posts / "first.md").rename(posts / "second.md")
 
-    _published(watched, "posts/old/a", "posts/new/a", "posts/first", "posts/second")
+    _published(watched, "posts/new/a", "posts/second")
     assert watched.remote_file("content/posts/first.md") is None
     assert watched.remote_file("content/posts/second.md") == "first\n"
     assert watched.remote_file("content/posts/old/a.md") is None
@@ -177,9 +184,7 @@ def test_what_changed_while_nobody_watched_is_found_once(site: Site) -> None:
 
 
 @pytest.mark.parametrize("has_inotify", [True, False])
-def test_a_start_finds_what_git_does_not_report(
-    site: Site, monkeypatch: pytest.MonkeyPatch, *, has_inotify: bool
-) -> None:
+def test_a_start_finds_what_git_does_not_report(site: Site, *, has_inotify: bool) -> None:
     for name in ("edited", "deleted", "staged", "same"):
         site.write_post(f"content/posts/{name}.md", "first\n")
     site.commit_all()
@@ -192,16 +197,22 @@ def test_a_start_finds_what_git_does_not_report(
     site.git("add", "--all")
     site.write_post("content/posts/theirs/a.md", "of another repository\n")
     site.git("init", "--quiet", cwd=site.worktree / "content/posts/theirs")
-    if not has_inotify:
-        monkeypatch.setattr("briter_worker.watch.INotify", Mock(side_effect=OSError(EMFILE, "no more")))
-    monkeypatch.setattr("briter_worker.watch._ARRIVAL_S", 0.0)
+    with watching(site, sees_events=has_inotify):
+        assert {job["slug"] for job in site.jobs()} == {"posts/edited", "posts/deleted", "posts/staged"}
+
+
+@pytest.mark.parametrize(("number", "fix"), [(EMFILE, "max_user_instances"), (ENOSPC, "max_user_watches")])
+def test_without_the_kernels_events_it_polls_and_says_why(
+    site: Site, monkeypatch: pytest.MonkeyPatch, number: int, fix: str
+) -> None:
+    monkeypatch.setattr("briter_worker.watch.kernel.INotify", Mock(side_effect=OSError(number, "no more")))
     warnings: list[events.Event] = []
     watcher = open_post_watcher(load_settings(site.environment()), warnings.append)
+    site.write_post("content/posts/welcome.md", "found by the poll\n")
 
-    watcher.run(Mock(side_effect=[False, True, True, True]), poll=0)
+    watcher.run(lambda: bool(site.jobs()), poll=0.05)
 
-    assert {job["slug"] for job in site.jobs()} == {"posts/edited", "posts/deleted", "posts/staged"}
-    assert any(isinstance(each, events.Warned) for each in warnings) is not has_inotify
+    assert [fix in each.fix for each in warnings if isinstance(each, events.Warned)] == [True]
 
 
 def test_a_folder_that_was_not_there_is_watched_from_its_making_on(site: Site) -> None:

@@ -1,0 +1,549 @@
+"""`watch` compares the files with its own ledger, and nothing makes it silent."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from sites import Site, eventually
+from watching import watching
+
+from briter_worker.watch.kernel import has_remote_folders
+from briter_worker.watch.ledger import Ledger, Version, record
+from briter_worker.watch.tree import Tree
+
+if TYPE_CHECKING:
+    from briter_worker.watch.tree import Seen
+
+POST = "content/posts/welcome.md"
+
+
+def _publish(site: Site) -> None:
+    while {"published", "nochange"}.intersection(site.run_once().names()):
+        pass
+
+
+# 9. While a push is under way
+
+
+def test_a_post_set_back_while_its_push_is_under_way_is_published_again(site: Site) -> None:
+    with watching(site) as watched:
+        site.write_post(POST, "second\n")
+        assert watched.settle() == ["posts/welcome"]
+        held = site.hold_push()
+        with site.running("run"):
+            held.wait()
+            site.write_post(POST, "# Welcome\n")
+            assert watched.settle() == ["posts/welcome"] * 2
+            held.remove()
+            eventually(lambda: site.remote_file(POST) == "# Welcome\n" and not site.jobs())
+
+
+def test_a_post_deleted_while_its_push_is_under_way_is_removed(site: Site) -> None:
+    with watching(site) as watched:
+        site.write_post(POST, "second\n")
+        watched.settle()
+        held = site.hold_push()
+        with site.running("run"):
+            held.wait()
+            (site.worktree / POST).unlink()
+            watched.settle()
+            held.remove()
+            eventually(lambda: site.remote_file(POST) is None)
+    assert site.subjects()[0] == "Remove posts/welcome"
+
+
+def test_a_post_created_and_deleted_while_its_push_is_under_way_is_removed(site: Site) -> None:
+    with watching(site) as watched:
+        site.write_post("content/posts/new.md", "new\n")
+        watched.settle()
+        held = site.hold_push()
+        with site.running("run"):
+            held.wait()
+            (site.worktree / "content/posts/new.md").unlink()
+            watched.settle()
+            held.remove()
+            eventually(lambda: site.subjects()[0] == "Remove posts/new")
+    assert site.remote_file("content/posts/new.md") is None
+
+
+# 10. Nothing covers
+
+
+@pytest.mark.parametrize("keeps_times", [True, False])
+def test_an_older_file_in_its_place_is_published_beside_a_dead_letter(
+    site: Site, *, keeps_times: bool
+) -> None:
+    with watching(site) as watched:
+        site.write_post(POST, "refused\n")
+        watched.settle()
+        hook = site.hook("exit 1")
+        site.run_once(BRITER_WORKER_MAX_ATTEMPTS="1")
+        assert site.job("posts/welcome")["status"] == "failed"
+        hook.unlink()
+        older = site.root / "older.md"
+        older.write_text("of last year\n")
+        os.utime(older, (1e9, 1e9))
+        copy = shutil.copy2 if keeps_times else shutil.copy
+        copy(older, site.worktree / POST)
+        watched.settle()
+        _publish(site)
+    assert site.remote_file(POST) == "of last year\n"
+
+
+def test_a_deletion_beside_a_dead_letter_is_published(site: Site) -> None:
+    with watching(site) as watched:
+        site.write_post(POST, "refused\n")
+        watched.settle()
+        hook = site.hook("exit 1")
+        site.run_once(BRITER_WORKER_MAX_ATTEMPTS="1")
+        hook.unlink()
+        (site.worktree / POST).unlink()
+        watched.settle()
+        _publish(site)
+    assert site.remote_file(POST) is None
+
+
+def test_a_dead_letter_saved_again_as_it_was_is_tried_again(site: Site) -> None:
+    with watching(site) as watched:
+        site.write_post(POST, "refused\n")
+        watched.settle()
+        hook = site.hook("exit 1")
+        site.run_once(BRITER_WORKER_MAX_ATTEMPTS="1")
+        hook.unlink()
+        os.utime(site.write_post(POST, "refused\n"), (1.1e9, 1.1e9))
+        watched.settle()
+        _publish(site)
+        assert site.remote_file(POST) == "refused\n"
+        os.utime(site.write_post(POST, "refused\n"), (1.2e9, 1.2e9))  # the remote has it: no job
+        assert len(watched.settle()) == 2
+
+
+# 13. One file's trouble is one file's
+
+
+@pytest.fixture
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file `locked.md` and the folder `locked/` cannot be read: as root, permissions do not say so."""
+    opened = os.open
+
+    def refuse(path: object, *args: object, **options: object) -> int:
+        if Path(str(path)).name in {"locked.md", "locked"}:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("os.open", refuse)
+
+
+@pytest.mark.usefixtures("unreadable")
+def test_what_cannot_be_read_is_named_once_and_stops_nothing(site: Site) -> None:
+    with watching(site) as watched:
+        site.write_post("content/posts/locked.md", "x\n")
+        site.write_post("content/posts/locked/index.md", "x\n")
+        site.write_post("content/posts/open.md", "x\n")
+        assert watched.settle() == ["posts/open"]
+        watched.wait(200)
+        site.write_post("content/posts/open.md", "y\n")
+        assert watched.settle() == ["posts/open"] * 2
+        assert sorted(watched.warnings) == [
+            "content/posts/locked.md cannot be read: Permission denied. The other posts are not affected",
+            "content/posts/locked/ cannot be watched: Permission denied",
+        ]
+
+
+def test_a_folder_that_cannot_be_read_is_no_deletion(site: Site, request: pytest.FixtureRequest) -> None:
+    site.write_post("content/posts/locked/index.md", "x\n")
+    with watching(site) as watched:
+        assert watched.settle() == ["posts/locked"]
+    request.getfixturevalue("unreadable")
+    with watching(site) as watched:
+        assert watched.settle() == []
+
+
+def test_a_filter_that_fails_stops_no_other_post(site: Site) -> None:
+    site.git("config", "filter.broken.clean", "false")
+    site.git("config", "filter.broken.required", "true")
+    (site.worktree / ".gitattributes").write_text("*.bin filter=broken\n")
+    site.write_post("content/posts/bad.bin", "x\n")
+    site.write_post("content/posts/good.md", "x\n")
+    with watching(site) as watched:
+        assert watched.settle() == ["posts/bad", "posts/good"]
+    site.run_once()
+    assert site.remote_file("content/posts/good.md") == "x\n"
+
+
+# 14. Files and folders in each other's place
+
+
+def test_a_file_that_becomes_a_folder_is_published_and_back_again(site: Site) -> None:
+    site.write_post("content/posts/trip", "of one file\n")
+    with watching(site) as watched:
+        watched.settle()
+        _publish(site)
+        (site.worktree / "content/posts/trip").unlink()
+        site.write_post("content/posts/trip/index.md", "of more\n")
+        watched.settle()
+        _publish(site)
+        assert site.remote_file("content/posts/trip/index.md") == "of more\n"
+        shutil.rmtree(site.worktree / "content/posts/trip")
+        site.write_post("content/posts/trip", "of one file\n")
+        watched.settle()
+        _publish(site)
+    assert site.remote_file("content/posts/trip") == "of one file\n"
+    assert site.jobs() == []
+
+
+# 15. Without a tracking ref
+
+
+def test_an_edit_is_found_where_no_tip_of_the_remote_is_known(site: Site) -> None:
+    site.git("update-ref", "-d", "refs/remotes/origin/main")
+    site.write_post(POST, "edited before the first start\n")
+    with watching(site) as watched:
+        assert watched.settle() == ["posts/welcome"]
+        site.write_post(POST, "and after\n")
+        site.git("commit", "--quiet", "--all", "--message=Beside it")
+        assert watched.settle() == ["posts/welcome"] * 2
+
+
+def test_a_first_start_waits_for_a_tip_and_loses_nothing(site: Site) -> None:
+    site.git("update-ref", "-d", "refs/remotes/origin/main")
+    site.remote.rename(site.root / "away.git")
+    with watching(site) as watched:
+        site.write_post(POST, "meanwhile\n")
+        assert watched.settle() == []
+        assert any("waits for the remote's version" in text for text in watched.warnings)
+        (site.root / "away.git").rename(site.remote)
+        assert watched.settle() == ["posts/welcome"]
+
+
+# 16. Another producer's jobs
+
+
+def test_a_cancelled_job_of_another_slug_is_not_published_by_a_comparison(site: Site) -> None:
+    with watching(site) as watched:
+        site.save("of-the-cms", [POST], scheduledFor="2199-01-01")
+        site.write_post(POST, "secret\n")
+        assert watched.settle() == []
+        assert site.command("cancel", "of-the-cms").returncode == 0
+        watched.watcher.look_everywhere()
+        assert watched.settle() == []
+    with watching(site) as watched:
+        assert watched.settle() == []
+        site.write_post(POST, "meant for everybody\n")
+        assert watched.settle() == ["posts/welcome"]
+
+
+def test_a_producers_waiting_job_keeps_its_files_and_its_slug(site: Site) -> None:
+    with watching(site) as watched:
+        job = site.save("posts/trip", ["content/posts/trip/index.md"], scheduledFor="2199-01-01")
+        site.write_post("content/posts/trip/index.md", "secret\n")
+        site.write_post("content/posts/trip/map.svg", "<svg/>\n")
+        assert watched.settle() == ["content/posts/trip/map.svg"]
+    site.run_once()
+    assert site.remote_file("content/posts/trip/index.md") is None
+    assert site.remote_file("content/posts/trip/map.svg") == "<svg/>\n"
+    assert job.exists()
+
+
+# Messages, renames
+
+
+def test_a_rename_is_one_commit_and_a_deletion_says_so(site: Site) -> None:
+    for name in ("old", "gone"):
+        site.write_post(f"content/posts/{name}.md", f"{name}\n")
+    site.write_post("content/posts/trip/index.md", "trip\n")
+    site.write_post("content/posts/trip/one.svg", "<svg/>\n")
+    with watching(site) as watched:
+        _publish(site)
+        posts = site.worktree / "content/posts"
+        (posts / "old.md").rename(posts / "new.md")
+        (posts / "trip").rename(posts / "journey")
+        (posts / "gone.md").unlink()
+        watched.settle()
+        assert watched.messages() == {
+            "posts/new": "Rename posts/old to posts/new",
+            "posts/journey": "Rename posts/trip to posts/journey",
+            "posts/gone": "Remove posts/gone",
+        }
+        (posts / "journey/one.svg").unlink()
+        watched.settle()
+        assert "Remove" not in str(watched.messages()["posts/journey"])
+        _publish(site)
+    assert site.remote_file("content/posts/trip/index.md") is None
+    assert site.remote_file("content/posts/journey/index.md") == "trip\n"
+    assert site.remote_file("content/posts/journey/one.svg") is None
+
+
+# 17. To be right from the start
+
+
+def test_a_crash_between_job_and_ledger_costs_one_job_and_no_post(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with watching(site) as watched:
+        site.write_post(POST, "saved\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "put", lambda *_: sys.exit("killed"))
+            with pytest.raises(SystemExit):
+                watched.settle()
+    (job,) = site.jobs()
+    with watching(site) as watched:
+        assert watched.settle() == []  # the job waits, and will read the file
+        assert site.jobs() == [job]
+    _publish(site)
+    assert len(site.remote_log()) == 2
+
+
+def test_a_crash_between_job_and_ledger_while_the_job_is_published_costs_one_without_changes(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with watching(site) as watched:
+        site.write_post(POST, "saved\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "put", lambda *_: sys.exit("killed"))
+            with pytest.raises(SystemExit):
+                watched.settle()
+    _publish(site)
+    for slugs in (["posts/welcome"], []):
+        with watching(site) as watched:
+            assert watched.settle() == slugs
+    _publish(site)
+    assert len(site.remote_log()) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(["watch"], ["run", "--watch"]), (["run", "--watch"], ["watch"])]
+)
+def test_the_second_watcher_of_a_site_says_so_and_ends(
+    site: Site, first: list[str], second: list[str]
+) -> None:
+    with site.running(*first):
+        eventually((site.worktree / ".git/briter/watch.db").exists)
+        done = site.command(*second)
+        assert done.returncode == 0
+        assert done.names() == ["worker-skipped"]
+    with site.running("watch"):
+        site.write_post(POST, "the lock is free again\n")
+        eventually(site.jobs)
+
+
+def test_a_queue_emptied_by_hand_is_filled_by_a_new_save_or_on_request(site: Site) -> None:
+    with watching(site) as watched:
+        site.write_post(POST, "saved\n")
+        watched.settle()
+        shutil.rmtree(site.queue)
+        assert watched.settle() == ["posts/welcome"]
+        assert site.command("watch", "--again").names() == ["worker-skipped"]
+        assert watched.settle() == ["posts/welcome"] * 2
+        assert watched.settle() == ["posts/welcome"] * 2
+
+
+def test_another_branch_with_edits_is_compared_when_the_site_is_back(site: Site) -> None:
+    with watching(site) as watched:
+        site.git("switch", "--quiet", "--create", "draft")
+        site.write_post("content/posts/draft.md", "not for everybody\n")
+        site.write_post(POST, "of the draft\n")
+        site.git("add", "--all")
+        site.git("commit", "--quiet", "--message=Draft")
+        site.write_post("content/posts/untracked.md", "made there\n")
+        watched.wait(600)
+        assert watched.saved == []
+        assert sum("watch rests" in text for text in watched.warnings) == 1
+        site.git("switch", "--quiet", "main")
+        assert watched.settle() == ["posts/untracked"]
+
+
+def test_a_git_command_at_work_is_waited_for(site: Site) -> None:
+    with watching(site) as watched:
+        lock = site.worktree / ".git/index.lock"
+        lock.touch()
+        site.write_post(POST, "git switch writes this before it moves HEAD\n")
+        watched.wait(3)
+        assert watched.saved == []
+        site.write_post(POST, "# Welcome\n")
+        lock.unlink()
+        assert watched.settle() == []
+
+
+def test_a_pull_of_many_files_makes_no_job(site: Site) -> None:
+    theirs = {f"content/posts/{number}.md": f"{number}\n" for number in range(500)}
+    with watching(site) as watched:
+        site.push_elsewhere(theirs)
+        assert site.command("pull").returncode == 0
+        assert (site.worktree / "content/posts/499.md").exists()
+        assert watched.settle() == []
+        site.write_post("content/posts/499.md", "edited\n")
+        assert watched.settle() == ["posts/499"]
+
+
+def test_an_undo_makes_no_second_job(site: Site) -> None:
+    with watching(site) as watched:
+        site.write_post(POST, "second\n")
+        watched.settle()
+        _publish(site)
+        assert site.command("undo", "posts/welcome").returncode == 0
+        assert len(watched.settle()) == 1
+        (job,) = site.jobs()
+        assert job["message"] == "Restore posts/welcome"
+        _publish(site)
+    assert site.remote_file(POST) == "# Welcome\n"
+
+
+def test_a_file_written_back_and_saved_by_the_cms_at_once_is_published(site: Site) -> None:
+    with watching(site) as watched:
+        site.push_elsewhere({"content/posts/theirs.md": "theirs\n"})
+        assert site.command("pull").returncode == 0
+        site.write_post("content/posts/theirs.md", "theirs, and ours\n")
+        assert watched.settle() == ["posts/theirs"]
+        _publish(site)
+    assert site.remote_file("content/posts/theirs.md") == "theirs, and ours\n"
+
+
+@pytest.mark.parametrize("damage", ["lost", "no database", "another program's", "lost while watching"])
+def test_a_ledger_that_is_lost_or_damaged_is_rebuilt_and_that_is_said_once(site: Site, damage: str) -> None:
+    with watching(site) as watched:
+        ledger = site.worktree / ".git/briter/watch.db"
+        if damage == "lost while watching":
+            _damage(ledger, damage)
+            site.write_post(POST, "edited\n")
+            assert watched.settle() == ["posts/welcome"]
+            assert [text for text in watched.warnings if "ledger" in text] == watched.warnings[-1:]
+            return
+    _damage(ledger, damage)
+    site.write_post(POST, "edited meanwhile\n")
+    with watching(site) as watched:
+        assert watched.settle() == ["posts/welcome"]
+        assert len([text for text in watched.warnings if "rebuilt" in text]) == 1
+    with watching(site) as watched:
+        assert watched.settle() == []
+        assert watched.warnings == []
+
+
+def _damage(ledger: Path, damage: str) -> None:
+    for suffix in ("-wal", "-shm"):
+        ledger.with_name(ledger.name + suffix).unlink(missing_ok=True)
+    ledger.unlink()
+    if damage == "no database":
+        ledger.write_bytes(b"\xff" * 10_000)
+    elif damage == "another program's":
+        connection = sqlite3.connect(ledger)
+        connection.execute("CREATE TABLE theirs (a)")
+        connection.close()
+
+
+def test_damage_that_shows_while_watching_is_rebuilt(site: Site) -> None:
+    with watching(site) as watched:
+        connection = sqlite3.connect(site.worktree / ".git/briter/watch.db")
+        connection.execute("DROP TABLE files")
+        connection.close()
+        site.write_post(POST, "edited\n")
+        assert watched.settle() == ["posts/welcome"]
+        assert sum("rebuilt" in text for text in watched.warnings) == 1
+
+
+def test_a_poll_finds_what_the_kernel_reports(site: Site) -> None:
+    site.write_post("content/posts/gone.md", "x\n")
+    site.write_post("content/posts/old.md", "of old\n")
+    with watching(site, sees_events=False) as watched:
+        watched.settle()
+        _publish(site)
+        site.write_post(POST, "edited\n")
+        (site.worktree / "content/posts/gone.md").unlink()
+        (site.worktree / "content/posts/old.md").rename(site.worktree / "content/posts/new.md")
+        site.write_post("content/posts/trip/index.md", "trip\n")
+        watched.settle()
+        assert watched.messages() == {
+            "posts/welcome": None,
+            "posts/gone": "Remove posts/gone",
+            "posts/new": "Rename posts/old to posts/new",
+            "posts/trip": None,
+        }
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_remote"),
+    [("nfs4", True), ("fuse.sshfs", True), ("9p", True), ("ext4", False), ("overlay", False)],
+)
+def test_folders_on_other_machines_are_polled(tmp_path: Path, kind: str, *, is_remote: bool) -> None:
+    mounts = tmp_path / "mountinfo"
+    place = str(tmp_path / "my site").replace(" ", r"\040")
+    (tmp_path / "my site/content").mkdir(parents=True)
+    mounts.write_text(
+        "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n"
+        f"36 35 98:0 / {place} rw,noatime master:1 - {kind} server:/export rw\n"
+    )
+    assert has_remote_folders(tmp_path / "my site", ["content"], str(mounts)) is is_remote
+
+
+def test_edits_made_while_a294fae_was_replaced_are_found(site: Site) -> None:
+    # That version had no ledger; the tip is known from its last push.
+    site.save_post("posts/other", "by the old version\n")
+    _publish(site)
+    site.write_post(POST, "edited while away\n")
+    with watching(site) as watched:
+        assert watched.settle() == ["posts/welcome"]
+        assert watched.warnings == []
+
+
+def test_a_site_that_is_not_mounted_is_no_deletion_of_everything(site: Site) -> None:
+    for number in range(30):
+        site.write_post(f"content/posts/{number}.md", f"{number}\n")
+    site.commit_all()
+    with watching(site) as watched:
+        (site.worktree / "content").rename(site.root / "content")
+        (site.worktree / "content").mkdir()
+        assert watched.settle() == []
+        assert any("has no files any more" in text for text in watched.warnings)
+        (site.worktree / "content").rmdir()
+        (site.root / "content").rename(site.worktree / "content")
+        site.write_post("content/posts/1.md", "edited\n")
+        assert watched.settle() == ["posts/1"]
+
+
+def test_a_start_reads_no_file_whose_stat_data_is_known(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        site.write_post(f"content/posts/{number}.md", f"{number}\n")
+    with watching(site):
+        pass
+    reads: list[str] = []
+    read = Tree.read
+
+    def spy(tree: Tree, path: str, now: float, **options: bool) -> Seen:
+        reads.append(path)
+        return read(tree, path, now, **options)
+
+    monkeypatch.setattr(Tree, "read", spy)
+    with watching(site):
+        assert reads == []
+        site.write_post(POST, "edited\n")
+    with watching(site):
+        assert reads == [POST]
+
+
+def test_nothing_is_recorded_where_nobody_watches(tmp_path: Path) -> None:
+    record(tmp_path / "watch.db", {POST: Version("0" * 40)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_git_ignores_what_is_new_and_not_what_is_published(site: Site) -> None:
+    (site.worktree / ".gitignore").write_text("*.log\nwelcome.md\n")
+    with watching(site) as watched:
+        site.write_post("content/posts/debug.log", "x\n")
+        site.write_post(POST, "edited\n")
+        assert watched.settle() == ["posts/welcome"]
+
+
+def test_files_kept_by_line_ending_rules_are_no_edits(site: Site) -> None:
+    site.write_post("content/posts/crlf.md", "a\nb\n")
+    site.commit_all()
+    site.git("config", "core.autocrlf", "true")
+    (site.worktree / "content/posts/crlf.md").write_bytes(b"a\r\nb\r\n")
+    with watching(site) as watched:
+        assert watched.settle() == []
