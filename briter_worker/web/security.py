@@ -16,8 +16,7 @@ import re
 import secrets
 import threading
 import time
-from collections import defaultdict
-from contextlib import nullcontext, suppress
+from contextlib import AsyncExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
@@ -31,10 +30,12 @@ from starlette.responses import RedirectResponse, Response
 from briter_worker import wiring
 from briter_worker.errors import PublishError, UsageError, os_error_fix, os_error_text
 from briter_worker.job import span
+from briter_worker.web.bounds import JsonBounds, Turns
 from briter_worker.web.responses import ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -54,8 +55,12 @@ MAX_BYTES = 2 << 20
 MAX_PUBLIC_BYTES = 16 << 10
 MAX_UPLOAD_BYTES = 48 << 20
 """For a job that is submitted with its files in base64."""
-MAX_UPLOADS = 4
-"""Of one token at the same time, as each takes memory; others wait for their turn."""
+MAX_UPLOADS = 2
+"""Of one sender at the same time, as each takes memory; others wait for their turn."""
+MAX_REQUESTS = 3
+"""Of one sender at the same time: an API token, a session, or a visitor's address; others wait."""
+MAX_FIELDS = 100
+"""Of a form."""
 MAX_HOOK_BYTES = 25 << 20
 """GitHub sends no more. The body of a git host's call is only hashed, not kept."""
 _MAX_ADDRESSES = 10_000
@@ -65,6 +70,8 @@ _UPLOAD = re.compile(r"/api/sites/[^/]+/jobs")
 _SITE = re.compile(r"/api/sites/([^/]+)/(?!doctor$).+|/sites/([^/]+)/events")
 """What API tokens open. The checks tell of the nodes, which are the operator's."""
 _PUBLIC = ("/healthz", "/readyz", SIGN_IN)
+_AT_ONCE = re.compile(r"/healthz|/readyz|(?:/sites/[^/]+)?/events")
+"""What has no turns: health checks wait for nothing, and live streams have limits of their own."""
 _FOR_PROGRAMS = ("/api/", "/events", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 ACTOR = ContextVar("ACTOR", default="dashboard")
@@ -246,7 +253,7 @@ class Guard:
         self._app = app
         self._access = access
         self._refuse = refuse
-        self._uploads = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_UPLOADS))
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, or pass it on."""
@@ -267,9 +274,25 @@ class Guard:
             answer = await self._admit(scope)
         except ProblemError as refused:
             answer = self._refuse(Request(scope), refused)
-        is_upload = answer is None and _UPLOAD.fullmatch(scope["path"])
-        async with self._uploads[ACTOR.get()] if is_upload else nullcontext():
+        async with AsyncExitStack() as stack:
+            if answer is None and not _AT_ONCE.fullmatch(scope["path"]):
+                try:
+                    await stack.enter_async_context(self._turn(scope))
+                except ProblemError as refused:
+                    answer = self._refuse(Request(scope), refused)
             await (answer or self._app)(scope, _limit(scope, receive), protected)
+
+    def _turn(self, scope: Scope) -> AbstractAsyncContextManager[None]:
+        """Return the context in which the request of this sender has its turn."""
+        visit: Visit = scope["state"]["visit"]
+        sender = client_address(scope)
+        if visit.token is not None:
+            sender = f"token {visit.token.name}"
+        elif visit.cookie is not None:
+            sender = f"session {visit.cookie}"
+        if _UPLOAD.fullmatch(scope["path"]) and scope["method"] == "POST":
+            return self._turns.of(f"{sender} uploads", MAX_UPLOADS)
+        return self._turns.of(sender, MAX_REQUESTS)
 
     async def _admit(self, scope: Scope) -> Response | None:
         """Return the sign-in page's address for a visitor who has to sign in. Raises ProblemError."""
@@ -312,7 +335,11 @@ async def read_form(request: Request) -> dict[str, str]:
     """Return the fields of a page's form. Raises ProblemError unless it was made for this session."""
     if request.method in _READING:
         return {}
-    fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
+    body = (await request.body()).decode("utf-8", "replace")
+    try:
+        fields = parse_qs(body, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise ProblemError(413, f"the form has more than {MAX_FIELDS} fields") from None
     form = {name: values[0] for name, values in fields.items()}
     if not _is_same(form.get(CSRF_FIELD, ""), request.state.visit.csrf):
         text = (
@@ -388,8 +415,10 @@ def _limit(scope: Scope, receive: Receive) -> Receive:
     limit = MAX_UPLOAD_BYTES if _UPLOAD.fullmatch(scope["path"]) else MAX_BYTES
     limit = MAX_PUBLIC_BYTES if _is_public(scope["path"]) else limit
     visit = scope["state"].get("visit")
-    limit = MAX_HOOK_BYTES if visit is not None and visit.is_signed else limit
+    is_hook = visit is not None and visit.is_signed
+    limit = MAX_HOOK_BYTES if is_hook else limit
     deadline, size, is_complete = asyncio.get_running_loop().time() + BODY_S, 0, False
+    bounds = JsonBounds() if scope["path"].startswith("/api/") and not is_hook else None
 
     async def receive_part() -> Message:
         nonlocal size, is_complete
@@ -402,6 +431,8 @@ def _limit(scope: Scope, receive: Receive) -> Receive:
         size += len(message.get("body", b""))
         if size > limit:
             raise ProblemError(413, f"the request has more than {limit} bytes")
+        if bounds is not None:
+            bounds.feed(message.get("body", b""))
         is_complete = not message.get("more_body", False)
         return message
 

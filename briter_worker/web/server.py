@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -40,14 +40,21 @@ from briter_worker.web import api, pages
 from briter_worker.web.responses import STATIC, Json, ProblemError, page
 from briter_worker.web.security import SIGN_IN, Access, Guard, client_address, read_token, wants_page
 from briter_worker.web.site import Site
+from briter_worker.web.snapshot import in_background
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from briter_worker.sinks.history import Tally
     from briter_worker.sinks.metrics import Sample
     from briter_worker.web.cluster import Cluster
 
 THREADS = 8
 """Requests that may read the disk or the database at once."""
+READY_S = 5.0
+"""Time in which /readyz answers, whatever the database does."""
+STUCK_S = 60.0
+"""A request of one thread ends before, so that /healthz tells of a dashboard that is to be restarted."""
 HEADERS_S = 10.0
 """Time from the opening of a connection to the end of a request's headers."""
 READ_S = 30.0
@@ -75,23 +82,66 @@ router = APIRouter(responses=api.PROBLEMS)
 
 
 @router.get("/healthz")
-def healthz() -> Response:
-    """Return ok while the dashboard answers."""
+async def healthz(request: Request) -> Response:
+    """Return ok while the dashboard can answer requests. Waits for no thread, and for no database."""
+    stuck = request.app.state.pulse.stuck_for()
+    if stuck > STUCK_S:
+        text = f"requests have waited {stuck:.0f} s for a thread, and none has become free"
+        raise ProblemError(503, text, "restart briter-worker serve")
     return Json({"status": "ok"})
 
 
 @router.get("/readyz")
-def readyz(request: Request) -> Response:
+async def readyz(request: Request) -> Response:
     """Return ok if the queue can be used. Signed-in users find the reason at /api/status and /api/doctor."""
-    shell = request.app.state.shell
-    failed = bool(health_problems(shell.settings, time.time(), expect_worker=False))
-    try:
-        shell.status_json()
-    except ProblemError:
-        failed = True
-    if failed:
+    if not await request.app.state.readiness.is_ready():
         raise ProblemError(503, "the queue cannot be used", "run briter-worker doctor on the server")
     return Json({"status": "ok"})
+
+
+class Readiness:
+    """Whether the queue can be used: one check at a time, in a thread of its own, for all who ask."""
+
+    def __init__(self, shell: "Site | Cluster") -> None:
+        self._shell = shell
+        self._check: Future[bool] | None = None
+
+    async def is_ready(self) -> bool:
+        """Return the result of the running check, or of a new one; False if it does not end in time."""
+        if self._check is None or self._check.done():
+            self._check = in_background(self._can_be_used)
+        try:
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._check)), READY_S)
+        except TimeoutError:
+            return False
+
+    def _can_be_used(self) -> bool:
+        try:
+            self._shell.status_json()
+        except ProblemError:
+            return False
+        return not health_problems(self._shell.settings, time.time(), expect_worker=False)
+
+
+class Pulse:
+    """Watches the threads that answer requests: those of a dashboard that works become free again."""
+
+    def __init__(self) -> None:
+        self._busy: Collection[object] = ()
+        self._since = time.monotonic()
+
+    def stuck_for(self) -> float:
+        """Return for how many seconds requests wait while no thread has become free; 0 if none waits."""
+        now, pool = time.monotonic(), anyio.to_thread.current_default_thread_limiter().statistics()
+        if not pool.tasks_waiting or set(pool.borrowers) != set(self._busy):
+            self._busy, self._since = pool.borrowers, now
+        return now - self._since
+
+    async def beat(self) -> None:
+        """Look every second, whether anybody asks or not."""
+        while True:
+            self.stuck_for()
+            await asyncio.sleep(1.0)
 
 
 @router.get("/metrics", response_class=Response)
@@ -140,6 +190,8 @@ def create_application(
     app.include_router(pages.sign_in_router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.state.shell = shell
+    app.state.readiness = Readiness(shell)
+    app.state.pulse = Pulse()
     app.state.access = access
     app.state.metrics = _open_metrics(shell)
     refuse = partial(_refuse, shell, complain)
@@ -152,9 +204,11 @@ def create_application(
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
+    beat = asyncio.create_task(app.state.pulse.beat())
     # The first look at a large queue takes seconds: begin before the first request.
     threading.Thread(target=app.state.shell.page_context, daemon=True).start()
     yield
+    beat.cancel()
 
 
 def _add_site(app: FastAPI, settings: Settings, log: LogSink, complain: Callable[[str], None]) -> Site:

@@ -46,6 +46,7 @@ _MAX_IN_FLIGHT = 500
 _LOCAL_COMMITS_S = 60.0
 _REQUEST = "requestDigest"
 """Key of a job that came with an Idempotency-Key: tells whether a later request is the same."""
+_PIECE = 1 << 16
 _one_key = threading.Lock()
 T = TypeVar("T")
 
@@ -222,8 +223,7 @@ class Site:
             # Two dashboards at once store the same job, under the same id.
             with _one_key if key is not None else nullcontext():
                 if key is not None:
-                    files = [[path, None if data is None else data.hex()] for path, data in contents.items()]
-                    request = _digest(json.dumps([body, files], sort_keys=True).encode())
+                    request = _request_digest(body, contents)
                     job_id = _digest(f"{self._era()}{key}".encode("utf-8", "surrogatepass"))[:32]
                     document |= {"id": job_id, _REQUEST: request}
                     if self._has(document):
@@ -278,6 +278,22 @@ class Site:
         except Exception as error:  # noqa: BLE001 - the page waits for an answer
             self._complain(f"doctor: {type(error).__name__}: {error}")
             return [Finding("doctor", FindingState.ERROR, f"the checks failed: {error}", "see the log")]
+
+
+def _request_digest(body: Document, contents: Mapping[str, bytes | None]) -> str:
+    """Return the digest of `[body, [[path, content in hex or null], ...]]` in JSON, made piece by piece."""
+    digest = hashlib.sha256(f"[{json.dumps(body, sort_keys=True)}, [".encode())
+    for number, (path, content) in enumerate(contents.items()):
+        digest.update(f"{', ' if number else ''}[{json.dumps(path)}, ".encode())
+        if content is None:
+            digest.update(b"null]")
+            continue
+        digest.update(b'"')
+        for start in range(0, len(content), _PIECE):
+            digest.update(content[start : start + _PIECE].hex().encode())
+        digest.update(b'"]')
+    digest.update(b"]]")
+    return digest.hexdigest()
 
 
 def _digest(data: bytes) -> str:

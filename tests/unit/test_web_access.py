@@ -144,12 +144,12 @@ def test_every_change_outside_the_api_is_a_form_that_is_checked() -> None:
 
 def test_the_uploads_of_one_token_wait_for_their_turn() -> None:
     passed: list[str] = []
-    five = asyncio.Event()
+    others_wait = asyncio.Event()
 
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
         passed.append(scope["state"]["visit"].token.name)
-        if len(passed) == 5:
-            five.set()
+        if len(passed) == security.MAX_UPLOADS + 1:
+            others_wait.set()
         await asyncio.Event().wait()
 
     async def unused(*_: object) -> Any:  # noqa: ANN401 - never called
@@ -164,9 +164,9 @@ def test_the_uploads_of_one_token_wait_for_their_turn() -> None:
             headers = [(b"authorization", f"Bearer {token}".encode())]
             scope = {"type": "http", "method": "POST", "path": "/api/sites/blog/jobs", "headers": headers}
             tasks.append(asyncio.create_task(guard(scope, unused, unused)))
-        await five.wait()
+        await others_wait.wait()
         await asyncio.wait(tasks, timeout=0.2)
-        assert (passed.count("a"), passed.count("b")) == (4, 1)
+        assert (passed.count("a"), passed.count("b")) == (security.MAX_UPLOADS, 1)
         for task in tasks:
             task.cancel()
 

@@ -1,0 +1,113 @@
+"""Bounds of what one sender may ask for: the JSON of a request before it is parsed, and requests at once.
+
+A few bytes of JSON become a hundred times as much memory, `[[],[],…` for example. So the bytes are counted as
+they arrive. What is inside of texts costs only its length, which the limit of the whole request bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from briter_worker.web.responses import ProblemError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+MAX_STRUCTURE_BYTES = 1 << 20
+"""Of a document apart from its texts: brackets, numbers, spaces."""
+MAX_VALUES = 100_000
+"""A post has at most 10,000 paths, each with a content."""
+MAX_DEPTH = 64
+MAX_WAITING = 100
+"""Requests of one sender that wait for their turn."""
+_REST_OF_TEXT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_BRACKETS = re.compile(rb"[\[\]{}]")
+
+
+class JsonBounds:
+    """Counts the parts of a JSON document as they arrive. What is no JSON is refused by its parser."""
+
+    def __init__(self) -> None:
+        self._is_in_text = self._is_escaped = False
+        self._size = self._values = self._depth = 0
+
+    def feed(self, part: bytes) -> None:
+        """Count the next bytes. Raises ProblemError when the document is out of bounds."""
+        position = 0
+        while position < len(part):
+            if self._is_in_text:
+                position = self._skip_text(part, position)
+                continue
+            quote = part.find(b'"', position)
+            end = len(part) if quote < 0 else quote
+            self._count(part[position:end], texts=int(quote >= 0))
+            self._is_in_text = quote >= 0
+            position = end + 1
+
+    def _skip_text(self, part: bytes, position: int) -> int:
+        """Return where the text ends, or the part does."""
+        if self._is_escaped:
+            self._is_escaped = False
+            position += 1
+        found = _REST_OF_TEXT.match(part, position)
+        end = found.end() if found else position
+        if end < len(part):
+            if part[end : end + 1] == b'"':
+                self._is_in_text = False
+            else:  # a backslash is the last byte of the part
+                self._is_escaped = True
+            end += 1
+        return end
+
+    def _count(self, structure: bytes, *, texts: int) -> None:
+        self._size += len(structure)
+        if self._size > MAX_STRUCTURE_BYTES:
+            text = f"the document has more than {MAX_STRUCTURE_BYTES} bytes beside its texts"
+            raise ProblemError(413, text)
+        for bracket in _BRACKETS.findall(structure):
+            self._depth += 1 if bracket in b"[{" else -1
+            if self._depth > MAX_DEPTH:
+                raise ProblemError(422, f"the document is nested deeper than {MAX_DEPTH} levels")
+        self._values += texts + structure.count(b",") + structure.count(b"[") + structure.count(b"{")
+        if self._values > MAX_VALUES:
+            raise ProblemError(413, f"the document has more than {MAX_VALUES} values")
+
+
+@dataclass(slots=True)
+class _Line:
+    """The requests of one sender: those that are answered, and those that wait."""
+
+    free: asyncio.Semaphore
+    users: int = 0
+
+
+class Turns:
+    """Lets each sender have some requests answered at once, so that none takes every thread.
+
+    Use it in the event loop only.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, _Line] = {}
+
+    @asynccontextmanager
+    async def of(self, sender: str, limit: int) -> AsyncIterator[None]:
+        """Wait for a turn of the sender. Raises ProblemError when too many of its requests wait already."""
+        line = self._lines.setdefault(sender, _Line(asyncio.Semaphore(limit)))
+        if line.users >= limit + MAX_WAITING:
+            text = f"{MAX_WAITING} requests of this sender wait already"
+            raise ProblemError(
+                429, text, "wait for answers before you ask again", headers={"Retry-After": "1"}
+            )
+        line.users += 1
+        try:
+            async with line.free:
+                yield
+        finally:
+            line.users -= 1
+            if not line.users:
+                del self._lines[sender]
