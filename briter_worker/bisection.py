@@ -52,8 +52,6 @@ class Bisection:
         """What was refused alone before any push passed, with the site's condition that it may stand for."""
         self._condition: Failure | None = None
         """The site's condition, if the push of the rest is refused as well."""
-        self.slow_ids: set[str] = set()
-        """The jobs whose post was too slow."""
 
     def next_piece(self) -> Sequence[Claim]:
         """Return the claims to push next; none at the end."""
@@ -116,7 +114,6 @@ class Bisection:
         if more := len(claims) - _NAMED:
             names += f" and {more} more" if more > 0 else ""
         which = "the post" if len(claims) == 1 else "one of the posts"
-        self.slow_ids |= {claim.job.id for claim in claims}
         text, fix = f"{which} {names}: {failure.message}", f"{which} {names}: {failure.fix}"
         return [Verdict(claim, Failure(failure.code, text, fix)) for claim in claims]
 

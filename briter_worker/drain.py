@@ -76,8 +76,6 @@ class Drain:
     blames_node: Callable[[Failure], bool] = lambda _: False
     """Returns True for a failure that is this machine's alone: it costs no attempt."""
     clock: Callable[[], float] = time.time
-    slow_ids: set[str] = field(default_factory=set)
-    """The jobs whose posts needed longer than all others: a later push of others does not hurry them."""
     _doubt: Failure | None = field(default=None, init=False)
 
     def run(self, found: ClaimResult | None = None) -> Counts | None:
@@ -161,8 +159,7 @@ class Drain:
                     batch.release(except_for=self._undecided(batch))
                 raise
         if batch.has_pushed:
-            # The push proves nothing of a post that was too slow alone.
-            for job in self.queue.requeue(self.clock(), batch.failed_ids | self.slow_ids):
+            for job in self.queue.requeue(self.clock(), batch.failed_ids):
                 self.emit(events.Revived(job_id=job.id, slug=job.slug))
         return batch.counts
 
@@ -182,7 +179,6 @@ class Drain:
                 raise NodeFailureError(failure)
             batch.fail(search.note_failed(self._unpublished(batch, piece), error))
         batch.fail(search.rest())
-        self.slow_ids |= search.slow_ids
 
     def _push(self, batch: _Batch, claims: Sequence[Claim]) -> Exception | None:
         """Publish these claims with one push; return the error of those that have no outcome after it."""

@@ -196,6 +196,11 @@ def is_environment(code: str | None) -> bool:
     return code in _ENVIRONMENT
 
 
+def is_hurried(code: str | None) -> bool:
+    """Return True if a retry is due at once when a push succeeds. A time-out may be one slow post's own."""
+    return is_environment(code) and code != FailureCode.TIMEOUT.value
+
+
 _ENVIRONMENT = frozenset(code.value for code in FailureCode if code.failure_class is FailureClass.ENVIRONMENT)
 
 

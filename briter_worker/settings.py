@@ -47,8 +47,8 @@ _FIXES = {
 }
 PER_SITE = (
     "adapter", "allowed_paths", "excluded_paths", "git_branch", "git_author_name", "git_author_email",
-    "git_signing_key", "git_signing_format", "git_co_authors", "git_timeout_ms", "worker_dry_run",
-    "worker_quiet_ms", "worker_quiet_max_ms", "worker_max_attempts", "worker_backoff_ms",
+    "git_signing_key", "git_signing_format", "git_co_authors", "git_timeout_ms", "git_transfer_timeout_ms",
+    "worker_dry_run", "worker_quiet_ms", "worker_quiet_max_ms", "worker_max_attempts", "worker_backoff_ms",
     "worker_backoff_jitter", "worker_max_file_bytes", "published_href_template", "commit_href_template",
     "webhook_urls", "webhook_template", "build_hook_url", "plugins", "history_keep_days",
 )  # fmt: skip
@@ -216,7 +216,15 @@ class Settings(BaseSettings):
     git_remote: str = _setting("origin", "Remote that is pushed to.")
     git_author_name: str = _setting("Briter Worker", "The worker's committer name.")
     git_author_email: str = _setting("briter-worker@localhost", "The worker's committer address.")
-    git_timeout_ms: _Whole = _setting(120_000, "Deadline of a git command in ms.", ge=1, le=_MONTH_MS)
+    git_timeout_ms: _Whole = _setting(
+        120_000,
+        "Time in ms that a git command may take while no objects move and none of git's counters rises.",
+        ge=1,
+        le=_MONTH_MS,
+    )
+    git_transfer_timeout_ms: _Whole = _setting(
+        3_600_000, "Time in ms that a git command may take in all.", ge=1, le=_MONTH_MS
+    )
     git_ssh_keep_ms: _Milliseconds = _setting(
         60_000,
         "Time in ms for which an ssh connection is kept for the next push, since it was opened. 0: none.",

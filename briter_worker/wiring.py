@@ -156,6 +156,7 @@ def open_git(settings: Settings, *, pass_fds: tuple[int, ...] = (), ssh: SshConn
         settings.git_worktree,
         remote=settings.git_remote,
         timeout=settings.git_timeout_ms / 1000,
+        total_timeout=settings.git_transfer_timeout_ms / 1000,
         hooks=settings.git_hooks,
         pass_fds=pass_fds,
         signer=signer_of(settings),

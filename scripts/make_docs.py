@@ -153,8 +153,8 @@ MEANINGS = {
         "Nothing, if the remote is down. Otherwise check name resolution, proxy and firewall.",
     ),
     FailureCode.TIMEOUT: (
-        "A git command did not end within `BRITER_GIT_TIMEOUT_MS`.",
-        "Check the connection, or raise `BRITER_GIT_TIMEOUT_MS` for a large or slow remote.",
+        "A git command made no progress, or took too long in all. `fix` names the post, if one is slow.",
+        "Check the connection. Make the post's files smaller, or raise the setting that `fix` names.",
     ),
     FailureCode.AUTH: (
         "The remote does not accept the credentials, or there are none.",

@@ -6,12 +6,14 @@ Each is a context manager that yields the remote's address, and leaves no proces
 from __future__ import annotations
 
 import base64
+import math
 import os
 import socket
 import socketserver
 import ssl
 import subprocess
 import threading
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -45,6 +47,74 @@ def silent_port() -> Iterator[int]:
     """A port that takes connections and never says a word."""
     with socket.create_server((HOST, 0)) as server:
         yield server.getsockname()[1]
+
+
+# A slow line to a remote that is there
+
+
+@dataclass
+class Line:
+    """A line to another port on loopback, and how many bytes a second pass in each direction."""
+
+    target: int
+    up: float
+    down: float
+    port: int = 0
+    cut_after: float = math.inf
+    """After so many bytes nothing passes any more, and nobody is told: a black hole."""
+    passed: int = 0
+    opened: int = 0
+    """Number of connections so far."""
+
+    def carry(self, here: socket.socket, there: socket.socket, rate: float) -> None:
+        """Pass on what comes, at this rate, until one side ends."""
+        with suppress(OSError):
+            free_at = time.monotonic()
+            while part := self._hold(here.recv(1 << 16)):
+                there.sendall(part)
+                free_at = max(free_at, time.monotonic() - 0.05) + len(part) / rate
+                time.sleep(max(free_at - time.monotonic(), 0))
+            there.shutdown(socket.SHUT_WR)
+
+    def _hold(self, part: bytes) -> bytes:
+        self.passed += len(part)
+        while self.passed > self.cut_after:
+            time.sleep(0.02)
+        return part
+
+
+@contextmanager
+def slow_line(target: int, *, up: float = 1e9, down: float = 1e9) -> Iterator[Line]:
+    """A proxy before a port. Its buffers are small, so that the sender notices how slow the line is."""
+    line = Line(target, up, down)
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            line.opened += 1
+            with socket.create_connection((HOST, line.target)) as there:
+                back = threading.Thread(target=line.carry, args=(there, self.request, line.down), daemon=True)
+                back.start()
+                line.carry(self.request, there, line.up)
+                back.join()
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+        def server_bind(self) -> None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+            super().server_bind()
+
+    with Server((HOST, 0), Handler) as server:
+        line.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield line
+        finally:
+            line.cut_after = math.inf
+            server.shutdown()
+            thread.join()
 
 
 # Programs that speak to one connection each, as inetd starts them

@@ -214,6 +214,7 @@ def open_site_clone(
         branch=site.branch,
         credentials=site.credentials,
         timeout=settings.git_timeout_ms / 1000,
+        total_timeout=settings.git_transfer_timeout_ms / 1000,
         signer=signer_of(settings),
         patience=patience,
         ssh=ssh,

@@ -44,7 +44,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield error("git", "git was not found", "install git 2.38 or newer")
         return
     timeout = min(settings.git_timeout_ms, _MAX_TIMEOUT_MS)
-    repository = open_repository(settings.model_copy(update={"git_timeout_ms": timeout}))
+    limits = {"git_timeout_ms": timeout, "git_transfer_timeout_ms": timeout}
+    repository = open_repository(settings.model_copy(update=limits))
     place = f"{settings.git_worktree} is the top of a repository"
     worktree = attempt("worktree", lambda: _check_worktree(repository), place)
     yield worktree

@@ -50,6 +50,7 @@ def open_clone(
     branch: str,
     credentials: Mapping[str, str] | None,
     timeout: float,
+    total_timeout: float,
     signer: Signer | None = None,
     patience: float = 1.0,
     ssh: SshConnections | None = None,
@@ -64,7 +65,15 @@ def open_clone(
     conceal_secrets([(f"remote.{REMOTE}.url", url)])
     place = folder / "clone.git"
     git = Git(
-        None, bare=place, remote=REMOTE, timeout=timeout, access=access, durable=False, signer=signer, ssh=ssh
+        None,
+        bare=place,
+        remote=REMOTE,
+        timeout=timeout,
+        total_timeout=total_timeout,
+        access=access,
+        durable=False,
+        signer=signer,
+        ssh=ssh,
     )
     repository = Repository(git, branch=branch, remote=REMOTE)
     try:

@@ -1,4 +1,4 @@
-"""One running git command: what it prints, its deadline, and its end with everything that it started."""
+"""One running git command: what it prints, its limits, and its end with everything that it started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import threading
 import time
 from contextlib import suppress
 from functools import cache
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+
+from briter_worker.errors import FailureCode, PublishError
+from briter_worker.git.progress import Progress
 
 if TYPE_CHECKING:
     import subprocess
@@ -18,7 +21,10 @@ if TYPE_CHECKING:
 _GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL."""
 _STEP_S = 0.1
-"""Seconds between two looks at the deadlines of running commands."""
+"""Seconds between two looks at the limits of running commands."""
+_LOOKS = 8
+"""So often, within the limit without progress, a command is asked for its progress: each look reads /proc."""
+_MAX_PAUSE_S = 5.0
 _PIECE = 1 << 16
 _KEPT_ERROR_BYTES = 64_000
 """So much is kept of the beginning of git's error output, and as much of its end."""
@@ -26,27 +32,62 @@ _OPEN_PIPE_S = 0.5
 """How long to wait for more output of a process that has exited, while another one keeps its pipe open."""
 
 
-class Command:
-    """A git command and its deadline. `finish` it once, in the thread that started it."""
+class Limits(NamedTuple):
+    """How long a command may take, in seconds."""
 
-    def __init__(self, process: subprocess.Popen[bytes], name: str, timeout: float) -> None:
+    idle: float
+    """Without progress."""
+    total: float
+    """In all, however well it progresses."""
+
+
+class Command:
+    """A git command and its limits. `finish` it once, in the thread that started it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], name: str, limits: Limits) -> None:
         self.process = process
         self.name = name
         self.send = cast("IO[bytes]", process.stdin)
         self.answers = cast("IO[bytes]", process.stdout)
+        self.progress = Progress(process.pid)
         self.is_expired = False
+        self.said = ""
+        """The errors that the process printed, without their middle, once they are read."""
         self.has_output = False
         """True once the process has printed something."""
         self._ending = threading.RLock()  # `abort` may come from a signal handler
-        self.set_deadline(timeout)
+        self.restart(limits)
 
-    def set_deadline(self, timeout: float) -> None:
-        """End the process after so many seconds from now, in place of an earlier deadline."""
-        _watch_deadlines()
-        _deadlines[self] = time.monotonic() + timeout
+    def restart(self, limits: Limits) -> None:
+        """Have the limits count from now."""
+        _watch_limits()
+        self.limits = limits
+        self._started_at = self._moved_at = time.monotonic()
+        _plan_look(self, self._started_at)
+
+    def look(self, now: float) -> None:
+        """End the command if its time is over; else plan the next look."""
+        if self.has_exited():
+            return
+        if self.progress.has_risen():
+            self._moved_at = now
+        if now < self.ends_at:
+            _plan_look(self, now)
+        else:
+            threading.Thread(target=self.expire, daemon=True).start()  # it may take seconds
+
+    @property
+    def ends_at(self) -> float:
+        """Return when the command's time is over, unless it progresses until then."""
+        return min(self._started_at + self.limits.total, self._moved_at + self.limits.idle)
+
+    @property
+    def has_used_up_total(self) -> bool:
+        """Return True if the limit in all was the shorter one for this command."""
+        return self._started_at + self.limits.total <= self._moved_at + self.limits.idle
 
     def expire(self) -> None:
-        """End the process, unless it has exited: its deadline is over."""
+        """End the process, unless it has exited: its time is over."""
         self.is_expired = not self.has_exited()
         self.end()
 
@@ -77,11 +118,13 @@ class Command:
                     key.data.extend(part)
                     self.has_output = self.has_output or bool(part)
                     if key.data is errors:
+                        self.progress.read(part)
                         watch(part)
                     del errors[_KEPT_ERROR_BYTES:-_KEPT_ERROR_BYTES]
                     if not part:
                         selector.unregister(key.fileobj)
-        return bytes(out), errors.decode(errors="replace")
+        self.said = errors.decode(errors="replace")
+        return bytes(out), self.said
 
     def end(self) -> None:
         """End the process and everything it started."""
@@ -92,7 +135,7 @@ class Command:
     def finish(self) -> None:
         """Wait for the exit, which the deadline bounds, and close the pipes."""
         self.process.wait()
-        _deadlines.pop(self, None)
+        _looks.pop(self, None)
         with self._ending:  # another thread may still be ending what the process started
             for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
                 if pipe is not None:
@@ -100,21 +143,46 @@ class Command:
                         pipe.close()
 
 
-_deadlines: dict[Command, float] = {}
+class CommandTimeoutError(PublishError):
+    """Report a command that was ended at one of its limits."""
+
+    def __init__(self, command: Command) -> None:
+        self.said = command.said
+        self.has_moved = command.progress.has_moved
+        """The command had made progress."""
+        limits = command.limits
+        if command.has_used_up_total:
+            text, setting = f"did not end within {limits.total:g} s", "BRITER_GIT_TRANSFER_TIMEOUT_MS"
+        elif self.has_moved:
+            text, setting = f"made no progress for {limits.idle:g} s", "BRITER_GIT_TIMEOUT_MS"
+        else:
+            text, setting = f"did not end within {limits.idle:g} s", "BRITER_GIT_TIMEOUT_MS"
+        fix = f"check the network and the remote, or raise {setting}"
+        super().__init__(FailureCode.TIMEOUT, f"git {command.name} {text}", fix)
+
+
+_looks: dict[Command, float] = {}
+"""Running commands, and when to look at each again."""
+
+
+def _plan_look(command: Command, now: float) -> None:
+    pause = min(max(command.limits.idle / _LOOKS, _STEP_S), _MAX_PAUSE_S)
+    _looks[command] = min(now + pause, command.ends_at)
 
 
 @cache
-def _watch_deadlines() -> None:
+def _watch_limits() -> None:
     """Start the thread that ends the commands: one for each would cost 0.2 ms a command."""
 
     def run() -> None:
         while True:
             time.sleep(_STEP_S)
-            for command, at in [*_deadlines.items()]:
-                if at <= time.monotonic() and _deadlines.pop(command, 0.0):
-                    threading.Thread(target=command.expire, daemon=True).start()  # it may take seconds
+            for command, at in [*_looks.items()]:
+                now = time.monotonic()
+                if at <= now and _looks.pop(command, 0.0):
+                    command.look(now)
 
-    threading.Thread(target=run, name="deadlines", daemon=True).start()
+    threading.Thread(target=run, name="limits", daemon=True).start()
 
 
 def end_process(process: subprocess.Popen[Any]) -> None:

@@ -86,7 +86,9 @@ class Surroundings:
     bare: Path | None = None
     remote: str
     timeout: float
-    """Seconds that each command may take."""
+    """Seconds that each command may take without progress."""
+    total_timeout: float = 3600.0
+    """Seconds that each command may take in all."""
     hooks: bool = False
     pass_fds: tuple[int, ...] = ()
     """Descriptors of locks, which every child inherits."""
@@ -101,7 +103,7 @@ class Surroundings:
         With credentials of the worker's own, no configured helper is asked.
         """
         access, values = self.access or RemoteAccess(), dict(configured)
-        settings = [*_FIXED, ("http.lowSpeedTime", str(max(int(self.timeout), 1)))]
+        settings = [*_FIXED, ("http.lowSpeedTime", str(max(int(2 * self.timeout), 1)))]
         settings += [(f"remote.{self.remote}.{name}", "false") for name in ("prune", "mirror")]
         settings.append(("core.fsync", "all" if self.durable else "none"))
         if not self.hooks:

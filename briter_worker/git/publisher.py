@@ -13,8 +13,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from briter_worker.allowlist import is_inside, normalized
-from briter_worker.errors import FailureCode, LockLostError, PublishError, UnavailableError, describe
+from briter_worker.errors import (
+    Failure,
+    FailureCode,
+    LockLostError,
+    PublishError,
+    SlowBatchError,
+    UnavailableError,
+    describe,
+)
 from briter_worker.events import FileChange
+from briter_worker.git.command import CommandTimeoutError
 from briter_worker.git.commits import (
     Commit,
     Person,
@@ -42,6 +51,8 @@ if TYPE_CHECKING:
 _MAX_RACES = 5
 _UNLANDED_S = 86_400.0
 """A push that a remote has not applied for so long never lands."""
+_AT_ONCE_S = 10.0
+"""A remote that answers within this time is there: a push that took too long was too large for the line."""
 _LAST_COMMAND_TIMEOUT_S = 10.0
 """After an abort: how long each command may take that asks what became of the push."""
 
@@ -218,7 +229,12 @@ class GitPublisher:
         A post that is scheduled meanwhile may have been read, and its time has not come.
         """
         held = scheduled()
-        staged = self.copies.stage(claims, tip=tip.commit, scheduled=held)
+        try:
+            staged = self.copies.stage(claims, tip=tip.commit, scheduled=held)
+        except CommandTimeoutError as error:
+            fix = "check the filters of its files (git check-attr filter), or raise BRITER_GIT_TIMEOUT_MS"
+            slow = Failure(error.code, f"the files could not be read: {error.message}", fix)
+            raise SlowBatchError(slow) from error
         paths = {path for each in staged.values() for path in each.changes}
         bases = self.copies.bases(paths, tip.commit) if paths else {}
         if tip.commit not in (tip.first, self._repository.ref(self._repository.branch_ref)):
@@ -296,7 +312,7 @@ class GitPublisher:
         if not plan.commits:  # what is unchanged must be on the remote, and not only have been there
             return tip.commit if self._repository.remote_tip() == tip.expect else None
         if any(item.staged.uses_lfs for item in items):
-            push_large_files(self._repository, ref, base=plan.base, dry_run=self.dry_run)
+            self._push_large_files(plan)
         if not self.dry_run:
             self.plans.record(plan)
         self.progress("push", 0, 0)
@@ -309,18 +325,35 @@ class GitPublisher:
             dry_run, progress = self.dry_run, self.progress
             if push(self._repository, refspec, expect=plan.base, dry_run=dry_run, progress=progress):
                 landed = plan.tip
-        except UncertainPushError:
-            landed = self._find_landed(plan)
-            if landed is None:
-                self._discard(plan, None)
-                raise
-            return landed
+        except UncertainPushError as error:
+            return self._resolve_uncertain(plan, error)
         except PublishError:
             self._discard(plan, None)
             raise
         if landed is None:
             self._discard(plan, None)
         return landed
+
+    def _resolve_uncertain(self, plan: Plan, error: UncertainPushError) -> str:
+        """Return the remote's tip if it has the plan's commits after all; else raise what the error means."""
+        asked_at = time.monotonic()
+        landed = self._find_landed(plan)
+        if landed is not None:
+            return landed
+        self._discard(plan, None)
+        if error.is_slow and time.monotonic() - asked_at < _AT_ONCE_S:
+            raise SlowBatchError(error.failure) from error
+        raise error
+
+    def _push_large_files(self, plan: Plan) -> None:
+        try:
+            push_large_files(self._repository, self._batch_ref(plan), base=plan.base, dry_run=self.dry_run)
+        except CommandTimeoutError as error:
+            asked_at = time.monotonic()
+            self._repository.remote_tip()
+            if error.has_moved and time.monotonic() - asked_at < _AT_ONCE_S:
+                raise SlowBatchError(error.failure) from error
+            raise
 
     def _find_landed(self, plan: Plan) -> str | None:
         """Ask the remote. Return its tip if that contains the plan's commits, else None."""

@@ -11,6 +11,7 @@ from git.remote import PushInfo
 
 from briter_worker.errors import PublishError
 from briter_worker.git import messages
+from briter_worker.git.command import CommandTimeoutError
 from briter_worker.git.environment import without
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ _WRITTEN = re.compile(rb"Writing objects:[^\r\n]*\((\d+)/(\d+)\)")
 
 class UncertainPushError(PublishError):
     """Report a push that failed after git began to send: it may have landed, or land later."""
+
+    def __init__(self, error: PublishError) -> None:
+        self.is_slow = isinstance(error, CommandTimeoutError) and error.has_moved
+        """The push was ended at a limit, and had moved objects before."""
+        super().__init__(error.code, error.message, error.fix)
 
 
 def _receive_pack(git: Git) -> str:
@@ -84,7 +90,7 @@ def push(
         is_answered = any(each.flags & _REFUSED for each in infos)
         if dry_run or is_answered or not _PROGRESS_LINE.search(repository.git.said):
             raise
-        raise UncertainPushError(error.code, error.message, error.fix) from error
+        raise UncertainPushError(error) from error
 
 
 def move_side_branch(repository: Repository, source: str, branch: str, expect: str | None) -> bool:

@@ -1,9 +1,9 @@
 """Run git: the only module that starts processes.
 
-Each command gets a scrubbed environment, a fixed repository, no prompts, no hooks of the work tree, and one
-deadline. Children inherit the descriptors of the site's lock and of the repository's, so that an orphan keeps
-the next worker and the next `pull` out until it has ended. They end when the worker dies, so that git removes
-its lock files.
+Each command gets a scrubbed environment, a fixed repository, no prompts, no hooks of the work tree, and two
+limits: for the time without progress, and in all. Children inherit the descriptors of the site's lock and of
+the repository's, so that an orphan keeps the next worker and the next `pull` out until it has ended. They end
+when the worker dies, so that git removes its lock files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from git.repo.fun import is_git_dir
 
 from briter_worker.errors import FailureCode, PublishError, StoppedError
 from briter_worker.git import messages
-from briter_worker.git.command import Command
+from briter_worker.git.command import Command, CommandTimeoutError, Limits
 from briter_worker.git.configuration import Configuration, conceal_secrets, normalize_key
 from briter_worker.git.environment import Surroundings, without
 
@@ -79,6 +79,10 @@ class Git(Surroundings):
         self._begun: dict[tuple[tuple[str, ...], bytes | None], Command] = {}
         self._aborted = threading.Event()
         self._is_given_up = False
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits(self.timeout, self.total_timeout)
 
     @property
     def repo(self) -> git.Repo:
@@ -234,7 +238,7 @@ class Git(Surroundings):
             return process.returncode, out, said
         if command is None:
             command = self._start(args, stdin, env=env, discover=discover)
-        command.set_deadline(self.timeout)
+        command.restart(self._limits)
         with self._finishing(command):
             out, said = command.read_output()
         return command.process.returncode, out, said
@@ -268,6 +272,7 @@ class Git(Surroundings):
         connection: SshConnection | None = None,
     ) -> tuple[subprocess.Popen[bytes], bytes, str]:
         command = self._start(args, env=env)
+        command.progress.connection = connection
         with self._finishing(command), nullcontext() if connection is None else connection.watched(command):
             out, said = command.read_output(watch)
         return command.process, out, said
@@ -290,7 +295,8 @@ class Git(Surroundings):
 
         With None for `stdin`, `ask` talks to the command, and then `open`.
         """
-        self._begun[args, stdin] = self._start(args, stdin)
+        self._begun[args, stdin] = command = self._start(args, stdin)
+        command.restart(Limits(self.total_timeout, self.total_timeout))  # it may wait for its input
 
     def ask(self, args: tuple[str, ...], questions: Sequence[bytes]) -> list[bytes]:
         """Put questions of a line each to a command that was begun; return no answers if none is there."""
@@ -324,7 +330,7 @@ class Git(Surroundings):
         the EOFError that the caller had. A git that prints more errors than a pipe holds meets its deadline.
         """
         command = self._begun.pop((args, None), None) or self._start(args, None, env=env)
-        command.set_deadline(self.timeout)
+        command.restart(self._limits)
         failed, said = None, ""
         with self._finishing(command):
             try:
@@ -364,7 +370,7 @@ class Git(Surroundings):
     def allow_last_commands(self, timeout: float) -> None:
         """After `abort`, allow a few commands within this time each: to ask what became of a push."""
         if self._aborted.is_set() and not self._is_given_up:
-            self.timeout = min(timeout, self.timeout)
+            self.timeout = self.total_timeout = min(timeout, self.timeout, self.total_timeout)
             self._aborted.clear()
 
     def close(self) -> None:
@@ -414,7 +420,7 @@ class Git(Surroundings):
             raise PublishError(FailureCode.GIT_MISSING, "git was not found", fix) from error
         except OSError as error:
             raise PublishError.from_os("git could not be started", error) from error
-        command = Command(process, messages.name_of(args), self.timeout)
+        command = Command(process, messages.name_of(args), self._limits)
         self._active.append(command)
         if self._aborted.is_set():  # since the check above: `abort` may have missed this process
             command.end()
@@ -434,13 +440,15 @@ class Git(Surroundings):
             self._finish(command)
         self.check_running()
         if command.is_expired:
-            fix = "check the network and the remote, or raise BRITER_GIT_TIMEOUT_MS"
-            text = f"git {command.name} did not end within {self.timeout:g} s"
-            raise PublishError(FailureCode.TIMEOUT, text, fix)
+            raise CommandTimeoutError(command)
 
     def execute(self, args: Sequence[str]) -> subprocess.Popen[Any]:
         """Run what GitPython asks for, within the deadline; `watch` and `said` get what it prints."""
-        ended, out, self.said = self._ask_remote(args, self.watch)
+        try:
+            ended, out, self.said = self._ask_remote(args, self.watch)
+        except CommandTimeoutError as error:
+            self.said = error.said
+            raise
         process: subprocess.Popen[Any] = ended
         process.stdout, process.stderr = io.StringIO(out.decode(errors="replace")), None
         return process
@@ -504,7 +512,7 @@ def run_program(
         )
     except OSError:
         return -1, ""
-    program = Command(process, command[0], timeout)
+    program = Command(process, command[0], Limits(timeout, timeout))
     try:
         out, _ = program.read_output()
     finally:

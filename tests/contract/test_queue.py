@@ -513,8 +513,10 @@ def test_dead_letters_of_environment_failures_wait_again_when_requeued(engine: B
 def test_retries_that_an_environment_failure_delayed_are_due_when_requeued(engine: Backend) -> None:
     engine.save("env", ["x"], created=NOW - 3)
     engine.save("lost", ["x"], created=NOW - 2)
-    env, lost = claimed(engine)
+    engine.save("slow", ["x"], created=NOW - 1)
+    env, lost, slow = claimed(engine)
     engine.queue.retry_later(env, NETWORK, at=NOW + 600)
+    engine.queue.retry_later(slow, Failure(FailureCode.TIMEOUT, "perhaps slow"), at=NOW + 600)
     engine.queue.retry_later(lost, Failure(FailureCode.LOST_RACE, "lost"), at=NOW + 600)
     assert list(engine.queue.requeue(NOW)) == []
     (claim,) = claimed(engine)

@@ -26,6 +26,7 @@ CONTRACT = {
     "BRITER_GIT_AUTHOR_NAME": "Briter Worker",
     "BRITER_GIT_AUTHOR_EMAIL": "briter-worker@localhost",
     "BRITER_GIT_TIMEOUT_MS": 120_000,
+    "BRITER_GIT_TRANSFER_TIMEOUT_MS": 3_600_000,
     "BRITER_GIT_SSH_KEEP_MS": 60_000,
     "BRITER_GIT_PULL_INTERVAL_MS": 0,
     "BRITER_PULL_SECRET": "",
@@ -99,6 +100,7 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     )),
     *((variable, str(number), number, number) for variable, number in (
         ("BRITER_GIT_TIMEOUT_MS", 1000),
+        ("BRITER_GIT_TRANSFER_TIMEOUT_MS", 1000),
         ("BRITER_WORKER_POLL_INTERVAL_MS", 100),
         ("BRITER_WORKER_MAX_ATTEMPTS", 1),
         ("BRITER_WORKER_QUIET_MS", 2000),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from briter_worker.allowlist import normalized, parents
-from briter_worker.errors import DeclinedError, Failure, is_environment, one_line, os_error_text
+from briter_worker.errors import DeclinedError, Failure, is_environment, is_hurried, one_line, os_error_text
 from briter_worker.events import Quarantined, Superseded
 from briter_worker.job import NO_QUIET_TIME, State, Status, format_time, joined_keys, winner_index, with_state
 from briter_worker.ports import Cancellation, Claim, ClaimResult, ListedJob, Pause, Result
@@ -447,9 +447,10 @@ class DiskQueue:
             name
             for name, entry in self._look(now).entries.items()
             if entry.job.failure and not entry.problem and is_environment(entry.job.failure)
-            # A retry that is due by itself needs no change.
-            if not entry.is_pending or (entry.due > now and entry.job.next_attempt_at is not None)
             if entry.job.id not in except_for
+            # A retry that is due by itself needs no change.
+            if not entry.is_pending
+            or (entry.due > now and entry.job.next_attempt_at is not None and is_hurried(entry.job.failure))
         ]
         if not names:
             return ()

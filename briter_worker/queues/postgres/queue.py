@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from briter_worker.errors import FailureClass, FailureCode, LockLostError
+from briter_worker.errors import FailureClass, FailureCode, LockLostError, is_hurried
 from briter_worker.events import Superseded
 from briter_worker.job import Status, with_state
 from briter_worker.ports import Claim, ClaimResult, Plan, Result
@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.database import Connection, Database
 
 _ENVIRONMENT = [code.value for code in FailureCode if code.failure_class is FailureClass.ENVIRONMENT]
+_HURRIED = [code for code in _ENVIRONMENT if is_hurried(code)]
 _NO_TOKEN = -1
 _UNKNOWN = {"superseded": True, "failed": True, "scheduled": True}
 _DELAYED_BY_ENVIRONMENT = """
 site = %(site)s AND failure = ANY(%(codes)s)
-AND (state = 'failed' OR state = 'pending' AND next_attempt_at > 0 AND next_attempt_at > %(now)s)
+AND (state = 'failed'
+  OR state = 'pending' AND failure = ANY(%(hurried)s) AND next_attempt_at > 0 AND next_attempt_at > %(now)s)
 """
 # A retry further away than any backoff was written before the clock was set back.
 _CLAIM = f"""
@@ -237,7 +239,7 @@ class PostgresQueue(PostgresControl):
         """Make dead letters of environment failures pending again, and their retries due at once."""
         if not self._has["failed"]:
             return ()
-        values = {"site": self._site, "now": now, "codes": _ENVIRONMENT}
+        values = {"site": self._site, "now": now, "codes": _ENVIRONMENT, "hurried": _HURRIED}
         with self._database.connection() as connection:  # as a rule there is nothing to change
             if not select(connection, _DELAYED_BY_ENVIRONMENT, values):
                 return ()
