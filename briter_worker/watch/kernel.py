@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
@@ -23,7 +24,6 @@ _MASK = (
     | flags.MOVED_FROM | flags.MOVED_TO | flags.ONLYDIR
 )  # fmt: skip
 _LOST = flags.Q_OVERFLOW | flags.UNMOUNT
-_CLOSES = flags.CLOSE_WRITE | flags.MOVED_TO
 _REMOTE_TYPES = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "afs", "lustre", "ocfs2", "gfs2"}
     | {"vboxsf", "vmhgfs", "prl_fs", "fakeowner", "grpcfuse"}
@@ -32,12 +32,23 @@ _REMOTE_TYPES = frozenset(
 _MOUNTS = "/proc/self/mountinfo"
 
 
+class Writer(Enum):
+    """What the events tell of the program that wrote a file last."""
+
+    CLOSED = auto()
+    """It has closed the file."""
+    MOVED = auto()
+    """The file was renamed, most often after it was closed."""
+    WRITING = auto()
+    """It has written, and not closed the file since."""
+    UNKNOWN = auto()
+
+
 @dataclass(slots=True)
 class Look:
     """Where something may have changed."""
 
-    paths: dict[str, bool | None] = field(default_factory=dict)
-    """True if the file was closed since it was written last, False if not, None if no event tells."""
+    paths: dict[str, Writer] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)
     """Folders that came, went or opened up: everything below may have changed."""
     is_everything: bool = False
@@ -83,6 +94,10 @@ class KernelEvents:
         self._root = root
         self._folders = folders
         self._watched: dict[int, str] = {}
+        self._open: set[str] = set()
+        """Files that were written, and not closed since."""
+        self._moved_open: set[int] = set()
+        """The cookies of their renames."""
         self._poll = Poll(interval) if interval is not None else None
         self._inotify = INotify()
         try:
@@ -102,14 +117,15 @@ class KernelEvents:
         """Return what changed, as soon as anything does."""
         look = Look()
         for event in self._inotify.read(timeout=round(seconds * 1000)):
-            self._note(event.wd, event.mask, event.name, look)
+            self._note(event.wd, event.mask, event.cookie, event.name, look)
         if self._poll is not None:
             look.is_everything |= self._poll.wait(0).is_everything
         return look
 
-    def _note(self, number: int, mask: int, name: str, look: Look) -> None:
+    def _note(self, number: int, mask: int, cookie: int, name: str, look: Look) -> None:
         if mask & _LOST:
             look.is_everything = True
+            self._open.clear()
             # Folders may have been made of which no event tells.
             look.folders.update(self._folders)
             for folder in self._folders:
@@ -125,12 +141,21 @@ class KernelEvents:
         if mask & flags.ISDIR:
             self._note_folder(path, mask, look)
         elif self._is_below(path):
-            is_closed = look.paths.get(path)
-            if mask & _CLOSES:
-                is_closed = True
-            elif mask & flags.MODIFY:
-                is_closed = False
-            look.paths[path] = is_closed
+            look.paths[path] = self._writer(path, mask, cookie, look.paths.get(path, Writer.UNKNOWN))
+
+    def _writer(self, path: str, mask: int, cookie: int, before: Writer) -> Writer:
+        """Return what is known of the writer after an event. Some rename a file, then write the rest."""
+        if mask & flags.MODIFY or (mask & flags.MOVED_TO and cookie in self._moved_open):
+            self._moved_open.discard(cookie)
+            self._open.add(path)
+            return Writer.WRITING
+        if mask & flags.MOVED_FROM and path in self._open:
+            self._moved_open = {cookie}  # both events of a rename follow one another
+        if mask & (flags.CLOSE_WRITE | flags.MOVED_FROM | flags.MOVED_TO | flags.DELETE):
+            self._open.discard(path)
+        if mask & flags.CLOSE_WRITE:
+            return Writer.CLOSED
+        return Writer.MOVED if mask & flags.MOVED_TO else before
 
     def _note_folder(self, path: str, mask: int, look: Look) -> None:
         if not self._is_below(path) and not any(is_inside(path, each) for each in self._folders):

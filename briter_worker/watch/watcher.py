@@ -20,7 +20,7 @@ from briter_worker.git.staging import ignored_paths, sparse_paths
 from briter_worker.git.undo import LOCK_NAME
 from briter_worker.job import Program, State
 from briter_worker.watch import LEDGER_NAME
-from briter_worker.watch.kernel import open_source
+from briter_worker.watch.kernel import Writer, open_source
 from briter_worker.watch.ledger import UNPROVEN, Known, Ledger, LedgerDamagedError, Version, remove
 from briter_worker.watch.saves import EMPTY_BLOBS, Change, Posts, Save, decide, is_declared, renames_of
 from briter_worker.watch.tree import Kind, Tree, is_rewritten
@@ -42,7 +42,7 @@ _AGAIN_NAME = "watch.again"
 STILL_S = 0.02
 """A closed file is read when it had no event for this long."""
 LONGEST_STILL_S = 0.2
-"""It is read so long after its first event at the latest, if it is closed then."""
+"""It is read so long after it was closed first at the latest, if it is closed then."""
 GONE_S = 1.0
 """A file that is gone, or empty, may come back: many programs save so. A rename may take so long."""
 ARRIVAL_S = 0.5
@@ -78,11 +78,12 @@ class _Pending:
     first: float
     """The first event since the path was settled."""
     last: float
-    is_closed: bool | None
-    """As in `Look.paths`."""
+    writer: Writer
     look_at: float
+    closed_at: float = math.inf
+    """The first time that a program has closed the file, since it was seen to be written."""
     is_found: bool = False
-    """A comparison found the path, and no event told of it since."""
+    """The comparison at the start found the path, and no event told of it since."""
     kind: Kind | None = None
     """The kind of what was seen last, with its stamp, and since when."""
     stamp: bytes = UNPROVEN
@@ -90,7 +91,9 @@ class _Pending:
 
     def is_still(self, now: float) -> bool:
         """Return True if the file did not change for so long that it counts as closed; nobody saw that."""
-        return self.kind is Kind.UNCERTAIN and self.is_closed is None and now - self.since >= UNCERTAIN_S
+        return (
+            self.kind is Kind.UNCERTAIN and self.writer is Writer.UNKNOWN and now - self.since >= UNCERTAIN_S
+        )
 
     def note(self, seen: Seen, now: float) -> None:
         """Note what was seen."""
@@ -130,6 +133,8 @@ class PostWatcher:
     _lock: filelock.BaseFileLock | None = field(default=None, init=False)
     _named: set[str] = field(default_factory=set, init=False)
     """What was reported already."""
+    _is_starting: bool = field(default=True, init=False)
+    """Nothing was compared yet."""
     _resting: str = field(default="", init=False)
     _checked: tuple[int, ...] = field(default=(), init=False)
     """The state of the git folder when the site was checked last."""
@@ -224,14 +229,17 @@ class PostWatcher:
         if look.is_everything:
             self.look_everywhere()
             for each in self._pending.values():
-                each.is_closed = None
+                each.writer = Writer.UNKNOWN
         self._folders |= look.folders
-        for path, is_closed in look.paths.items():
-            each = self._pending.setdefault(path, _Pending(now, now, is_closed, now))
+        for path, writer in look.paths.items():
+            each = self._pending.setdefault(path, _Pending(now, now, writer, now))
             each.last = now
             each.is_found = False
-            each.is_closed = is_closed if is_closed is not None else each.is_closed
-            each.look_at = min(now + STILL_S, max(now, each.first + LONGEST_STILL_S))
+            if writer is not Writer.UNKNOWN:
+                each.writer = writer
+            if writer in {Writer.CLOSED, Writer.MOVED}:
+                each.closed_at = min(each.closed_at, now)
+            each.look_at = min(now + STILL_S, max(now, each.closed_at + LONGEST_STILL_S))
 
     def step(self, now: float, wall: float) -> None:
         """Enqueue what is saved by `now` of the monotonic clock, which is `wall` of the wall clock."""
@@ -284,17 +292,18 @@ class PostWatcher:
         """Return why the files are not the branch's now: another branch, a merge and the like."""
         place = self._place()
         if place == self._checked:
-            return ""
+            return self._resting
+        reason = ""
         try:
             with self.repository.refs.kept():
                 self.repository.check()
         except PublishError as error:
             if error.code in _NOT_OURS:
-                return error.message
-            if error.code is not FailureCode.REMOTE_MISSING:  # which the jobs' attempts report
+                reason = error.message
+            elif error.code is not FailureCode.REMOTE_MISSING:  # which the jobs' attempts report
                 raise
         self._checked = place
-        return ""
+        return reason
 
     def _place(self) -> tuple[int, ...]:
         """Return what changes whenever git switches branches, or begins a merge and the like."""
@@ -397,8 +406,11 @@ class PostWatcher:
             for place, reason in found.unreadable.items():
                 self._warn_once(f"{place}/ cannot be watched: {reason}", "let the worker's user read it")
             for path in found.paths:
-                each = self._pending.setdefault(path, _Pending(now, now, None, now, is_found=True))
+                each = self._pending.setdefault(
+                    path, _Pending(now, now, Writer.UNKNOWN, now, is_found=self._is_starting)
+                )
                 each.look_at = min(each.look_at, now)
+        self._is_starting = False
 
     @property
     def _known(self) -> Ledger:
@@ -450,15 +462,14 @@ class PostWatcher:
             if not self._is_allowed(path):
                 del self._pending[path]
                 continue
-            is_patient = now - each.last < LONGEST_STILL_S
-            is_closed = each.is_closed is True or each.is_still(now)
+            is_patient = each.writer is not Writer.CLOSED or now - each.last < LONGEST_STILL_S
+            is_closed = each.writer in {Writer.CLOSED, Writer.MOVED} or each.is_still(now)
             seen = self._files.read(path, wall, is_closed=is_closed, is_patient=is_patient)
             each.note(seen, now)
             match seen.kind:
                 case Kind.FILE:
-                    is_emptied = seen.version is not None and seen.version.blob in EMPTY_BLOBS
-                    was_empty = path in known and known[path].version.blob in EMPTY_BLOBS
-                    if is_emptied and not was_empty and now - each.since < GONE_S:
+                    is_passing = _is_passing(path, seen.version, known.get(path))
+                    if is_passing and now - each.since < GONE_S:
                         each.look_at = each.since + GONE_S
                     else:
                         ready.append(_Ready(path, known.get(path), seen.version, seen.stamp))
@@ -470,6 +481,7 @@ class PostWatcher:
                         ready.append(_Ready(path, known[path], None, UNPROVEN))
                 case Kind.WRITING | Kind.UNCERTAIN:
                     each.look_at = now + _WRITING_LOOK_S
+                    each.closed_at = math.inf
                     if now - each.first > _NAMED_AFTER_S:
                         text = f"{path} is open for writing; watch reads it when it is closed"
                         self._warn_once(text, "let the program that writes it close it")
@@ -717,6 +729,14 @@ class PostWatcher:
         if text not in self._named:
             self._named.add(text)
             self.warn(text, fix)
+
+
+def _is_passing(path: str, version: Version | None, known: Known | None) -> bool:
+    """Return True for what often is no save yet: an emptied file, and a new one with a temporary name."""
+    is_empty = version is not None and version.blob in EMPTY_BLOBS
+    if is_empty and (known is None or known.version.blob not in EMPTY_BLOBS):
+        return True
+    return known is None and path.rpartition("/")[2].startswith(".")
 
 
 def _change(each: _Ready) -> Change:

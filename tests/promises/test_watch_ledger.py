@@ -353,7 +353,7 @@ def test_another_branch_with_edits_is_compared_when_the_site_is_back(site: Site)
         site.git("add", "--all")
         site.git("commit", "--quiet", "--message=Draft")
         site.write_post("content/posts/untracked.md", "made there\n")
-        watched.wait(600)
+        watched.wait(60)
         assert watched.saved == []
         assert sum("watch rests" in text for text in watched.warnings) == 1
         site.git("switch", "--quiet", "main")
