@@ -24,7 +24,7 @@ class Link:
         self.connections = 0
         """Connections opened so far."""
         self.round_trips = 0
-        """How often the client waited for an answer before it sent more, the handshakes included."""
+        """How often the server answered something that the client had sent, the handshake included."""
         self.received = 0
         """Bytes that came from the client."""
         self.open: set[_Connection] = set()
@@ -94,7 +94,7 @@ class _Connection:
         self._client = client
         self._server = server
         self._is_frozen = False
-        self._is_answered = False
+        self._is_asked = False
 
     def freeze(self) -> None:
         self._is_frozen = True
@@ -112,21 +112,20 @@ class _Connection:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_client: bool
     ) -> None:
         sent: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        arriving = asyncio.create_task(self._deliver(sent, writer, is_client=is_client))
+        arriving = asyncio.create_task(self._deliver(sent, writer))
         clock = asyncio.get_running_loop().time
         with suppress(OSError):
             while data := await reader.read(_PIECE):
                 if is_client:
                     self._link.received += len(data)
-                    self._link.round_trips += self._is_answered
-                    self._is_answered = False
+                else:
+                    self._link.round_trips += self._is_asked
+                self._is_asked = is_client
                 sent.put_nowait((clock() + self._link.delay, data))
         sent.put_nowait((clock() + self._link.delay, b""))
         await arriving
 
-    async def _deliver(
-        self, sent: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, *, is_client: bool
-    ) -> None:
+    async def _deliver(self, sent: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             at, data = await sent.get()
@@ -138,7 +137,6 @@ class _Connection:
                 return
             if self._is_frozen:
                 continue
-            self._is_answered = self._is_answered or not is_client
             writer.write(data)
             with suppress(OSError):
                 await writer.drain()

@@ -366,3 +366,11 @@ def lines_of(worker: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     assert worker.stdout is not None
     for line in worker.stdout:
         yield from events_in(line)
+
+
+def wait_for_publication(worker: subprocess.Popen[str]) -> None:
+    """Read the worker's log up to the next job that is published."""
+    for entry in lines_of(worker):
+        if entry["event"] == "published":
+            return
+    raise AssertionError("the worker ended before")

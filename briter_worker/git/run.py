@@ -33,11 +33,13 @@ from briter_worker.git import messages
 from briter_worker.git.command import Command, CommandTimeoutError, Limits
 from briter_worker.git.configuration import Configuration, conceal_secrets, normalize_key
 from briter_worker.git.environment import Surroundings, without
+from briter_worker.git.https import add_settings, has_own_header, is_not_accepted, parse_login
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from briter_worker.git.configuration import Setting
+    from briter_worker.git.https import Login
     from briter_worker.git.ssh import SshConnection, SshConnections
 
 _LOCK_POLL_S = 0.05
@@ -79,6 +81,8 @@ class Git(Surroundings):
         self._begun: dict[tuple[tuple[str, ...], bytes | None], Command] = {}
         self._aborted = threading.Event()
         self._is_given_up = False
+        self._unaccepted: set[str] = set()
+        """Hosts that did not accept credentials with the first request."""
 
     @property
     def _limits(self) -> Limits:
@@ -246,13 +250,47 @@ class Git(Surroundings):
     def _ask_remote(
         self, args: Sequence[str], watch: Callable[[bytes], object] = len
     ) -> tuple[subprocess.Popen[bytes], bytes, str]:
-        """Run a command that asks the remote, over a kept ssh connection if there is one.
+        """Run a command that asks the remote, with as few round trips as git allows."""
+        url = self._remote_url(args)
+        if url.startswith("https://"):
+            return self._ask_by_https(args, watch, url)
+        return self._ask_by_ssh(args, watch, url)
+
+    def _ask_by_https(
+        self, args: Sequence[str], watch: Callable[[bytes], object], url: str
+    ) -> tuple[subprocess.Popen[bytes], bytes, str]:
+        """Run the command with the credentials in its first request, if they are known."""
+        login = self._find_login(url)
+        if login is None:
+            return self._complete(args, watch)
+        conceal_secrets(login.as_address())
+        env = add_settings(self.variables(self.settings), login.settings())
+        process, out, said = self._complete(args, watch, env)
+        if process.returncode and is_not_accepted(said):
+            self._unaccepted.add(login.host)
+            return self._complete(args, watch)
+        if process.returncode == 0 and self.access is None:
+            self.attempt("credential", "approve", stdin=login.described(url))  # as git does
+        return process, out, said
+
+    def _find_login(self, url: str) -> Login | None:
+        """Return the credentials for the URL; None if there are none, or the host did not accept them."""
+        if has_own_header(self.settings):
+            return None
+        status, filled, _ = self.attempt("credential", "fill", stdin=os.fsencode(f"url={url}\n\n"))
+        login = None if status else parse_login(url, filled)
+        return None if login is None or login.host in self._unaccepted else login
+
+    def _ask_by_ssh(
+        self, args: Sequence[str], watch: Callable[[bytes], object], url: str
+    ) -> tuple[subprocess.Popen[bytes], bytes, str]:
+        """Run the command over a kept ssh connection if there is one.
 
         Where that connection turns out to be dead, and the remote has said nothing, the command is repeated.
         """
         if self.ssh is None:
             return self._complete(args, watch)
-        url, command = self._remote_url(args), self.ssh_command(self.settings)
+        command = self.ssh_command(self.settings)
         variables = self.variables(self.settings)
         with self.ssh.borrow(command, url, variables, self.worktree or self._place) as connection:
             if connection is None:
