@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from briter_worker import client, wiring
 from briter_worker.errors import UsageError
-from briter_worker.events import Cancelled, Event, Steered
+from briter_worker.events import Cancelled, DeclaredSave, Event, Steered
 from briter_worker.git import undo
 from briter_worker.job import Program
 from briter_worker.ports import Cancellation, Pause
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from briter_worker.job import Job
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
+    from briter_worker.sinks.recorder import Sink
     from briter_worker.wiring import SiteQueue
 
 T = TypeVar("T")
@@ -35,7 +36,8 @@ def _publications(settings: Settings, slug: str) -> list[Receipt]:
     """Return the receipts of the post's publications, newest first. Raises UsageError."""
     with closing(wiring.open_history(settings)) as history:
         receipts = history.receipts(slug=slug, outcomes=("published",), limit=_MAX_PUBLICATIONS)
-    found = [each for each in receipts if each.commit and not each.dry_run]
+    # A job that ended in part has two receipts; the earlier one has what the commit changed.
+    found = list({each.commit: each for each in receipts if each.commit and not each.dry_run}.values())
     if not found:
         text = f"the history has no publication of the post {slug!r}"
         raise UsageError(text, "briter-worker history shows the slugs of published posts")
@@ -125,7 +127,9 @@ def steer(
             batch = [steered(job_id=None, slug=None)] if done else []
         case Cancellation():
             batch = [steered(job_id=job.id, slug=job.slug) for job in (*done.removed, *done.requested)]
-            batch += [Cancelled(job_id=job.id, slug=job.slug) for job in done.removed]
+            batch += [
+                Cancelled(job_id=job.id, slug=job.slug, save=DeclaredSave.of(job)) for job in done.removed
+            ]
         case _:
             batch = [steered(job_id=job.id, slug=job.slug) for job in cast("Sequence[Job]", done)]
     _record(settings, batch, log)
@@ -140,6 +144,8 @@ def steer(
 def _record(settings: Settings, batch: Sequence[Event], log: Callable[[Event], None]) -> None:
     """Store and log what a user did, beside a running worker."""
     store, target = wiring.open_store(settings), wiring.target_of(settings)
-    sink = HistorySink(store, target, site=settings.history_key)
-    with closing(FanOut([sink], log)) as emit:
+    sinks: list[Sink] = [HistorySink(store, target, site=settings.history_key)]
+    if not settings.database_url:
+        sinks.append(wiring.open_earlier_saves(settings))
+    with closing(FanOut(sinks, log)) as emit:
         emit.deliver(batch, lambda: None)

@@ -28,13 +28,15 @@ from briter_worker.errors import (
     failure_of,
 )
 from briter_worker.job import GIT_SYNC
+from briter_worker.leftovers import MISSING_RETRIES, Judgement, judge
 from briter_worker.ports import Backoff, Outcome, Publication, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from briter_worker.job import Job
     from briter_worker.plugins import Plugins
-    from briter_worker.ports import Change, Claim, ClaimResult, EventSink, Publisher, Queue
+    from briter_worker.ports import Change, Claim, ClaimResult, EventSink, Leftover, Publisher, Queue
 
 _MAX_TITLE = 200
 
@@ -73,6 +75,8 @@ class Drain:
     dry_run: bool
     co_authors: bool = False
     stopping: Callable[[], bool]
+    declared_earlier: Callable[[Job, Collection[str]], Collection[str]] = lambda _job, _paths: ()
+    """Returns which of these paths an earlier save of the job's post declared."""
     blames_node: Callable[[Failure], bool] = lambda _: False
     """Returns True for a failure that is this machine's alone: it costs no attempt."""
     clock: Callable[[], float] = time.time
@@ -232,6 +236,8 @@ class _Batch:
         self._dry_run = dry_run
         self._started = time.monotonic()
         self._contexts: dict[str, ExitStack] = {}
+        self._leftover_at: dict[str, float] = {}
+        """By claim key: when the part of the job that is not published is tried again."""
 
     def start(self) -> None:
         """Emit the start of each attempt, and enter the contexts that plugins put around it."""
@@ -273,20 +279,23 @@ class _Batch:
 
     def complete(self, outcomes: Sequence[Outcome]) -> None:
         """Store what became of these claims, then emit it."""
-        known = {each.key: each for each in outcomes if each.key in self.open}
-        if not known:
+        judgements = self._judge([each for each in outcomes if each.key in self.open])
+        if not judgements:
             return
+        known = {each.outcome.key: each.outcome for each in judgements}
         done = self._total - len(self.open) + len(known)
         self._drain.emit(events.Progress(phase="settle", done=done, total=self._total))
-        finished = [each for each in known.values() if each.result in {Result.PUBLISHED, Result.UNCHANGED}]
+        finished = [
+            each for each in judgements if each.outcome.result in {Result.PUBLISHED, Result.UNCHANGED}
+        ]
         if finished:
-            receipts = [self._receipt(self.open[each.key], each) for each in finished]
+            receipts = [self._receipt(self.open[each.outcome.key], each) for each in finished]
             self._drain.emit.deliver(receipts, partial(self._acknowledge, finished))
         for outcome in known.values():
             claim = self.open[outcome.key]
             if outcome.result is Result.FAILED:
                 self._fail(claim, outcome)
-            elif outcome not in finished:  # cancelled or released
+            elif outcome.result in {Result.CANCELLED, Result.RELEASED}:
                 self._release([claim])
             del self.open[outcome.key]
             self.counts.completed += 1
@@ -295,6 +304,45 @@ class _Batch:
                 facts = (claim.job, outcome.commit, claim.attempt, self._dry_run, outcome.rejected_paths)
                 after = partial(self._drain.plugins.call, "after_publish", publication=Publication(*facts))
                 self._call_safely(claim.job.slug, after)
+
+    def _judge(self, outcomes: Sequence[Outcome]) -> list[Judgement]:
+        """Decide what becomes of what the jobs declare and their commits lack.
+
+        A path that git does not know may be of an earlier save, of which there is a receipt. The remote's
+        history comes last: to read it takes long.
+        """
+        unsure: dict[str, list[str]] = {}
+        for outcome in outcomes:
+            job = self.open[outcome.key].job
+            is_done = outcome.result in {Result.PUBLISHED, Result.UNCHANGED}
+            if is_done and outcome.missing and job.type == GIT_SYNC:
+                earlier = self._drain.declared_earlier(job, outcome.missing)
+                unsure[outcome.key] = [path for path in outcome.missing if path not in earlier]
+        known = self._ever_had({path for paths in unsure.values() for path in paths})
+        judgements = []
+        for outcome in outcomes:
+            claim = self.open[outcome.key]
+            missing = [path for path in unsure.get(outcome.key, ()) if path not in known]
+            judgement = Judgement(outcome)
+            if outcome.result in {Result.PUBLISHED, Result.UNCHANGED}:
+                is_last = claim.attempt >= self._drain.max_attempts
+                judgement = judge(claim.job, outcome, missing, is_last_attempt=is_last)
+            if judgement.leftover is not None:
+                self._leftover_at[outcome.key] = self._leftover_time(claim, judgement.leftover)
+            judgements.append(judgement)
+        return judgements
+
+    def _ever_had(self, paths: Collection[str]) -> Collection[str]:
+        """Return the paths that the remote has or ever had; none where git cannot tell."""
+        if not paths:
+            return ()
+        try:
+            return self._drain.publisher().ever_had(paths)
+        except PublishError as error:
+            self._drain.emit(
+                events.Warned(error=f"the history cannot be read: {error.message}", fix=error.fix)
+            )
+            return ()
 
     def complete_cancelled(self, *, except_for: Collection[str] = ()) -> None:
         """Drop the open claims whose cancellation was requested."""
@@ -314,26 +362,46 @@ class _Batch:
         for claim in self._drain.queue.release(claims) if claims else ():
             self._emit_cancelled(claim)
 
-    def _acknowledge(self, finished: Sequence[Outcome]) -> None:
-        tried = [
-            each
-            for each in finished
-            if self._dry_run and each.result is Result.PUBLISHED and each.commit is not None
-        ]
+    def _acknowledge(self, finished: Sequence[Judgement]) -> None:
+        tried: list[Claim] = []
+        gone: list[Claim] = []
+        rejected: dict[str, Collection[str]] = {}
+        for outcome, leftover, _ in finished:
+            claim = self.open[outcome.key]
+            if self._dry_run and outcome.result is Result.PUBLISHED and outcome.commit is not None:
+                tried.append(claim)
+            elif leftover is not None:
+                self._acknowledge_part(claim, outcome, leftover)
+            else:
+                gone.append(claim)
+                rejected[outcome.key] = outcome.rejected_paths
         if tried:
-            self._drain.queue.mark_tried([self.open[each.key] for each in tried], self._drain.clock())
-        gone = [each for each in finished if each not in tried]
+            self._drain.queue.mark_tried(tried, self._drain.clock())
         if gone:
-            rejected = {each.key: each.rejected_paths for each in gone}
-            self._drain.queue.acknowledge([self.open[each.key] for each in gone], rejected)
+            self._drain.queue.acknowledge(gone, rejected)
+
+    def _acknowledge_part(self, claim: Claim, outcome: Outcome, leftover: Leftover) -> None:
+        """Keep the job for what its commit lacks."""
+        at = self._leftover_at[claim.key]
+        is_kept = self._drain.queue.acknowledge_part(claim, outcome, leftover, at=at)
+        if is_kept and leftover.retry_at is None:
+            self.counts.failed += 1
+            self.failed_ids.add(claim.job.id)
+
+    def _leftover_time(self, claim: Claim, leftover: Leftover) -> float:
+        deferred = Outcome(claim.key, Result.FAILED, failure=leftover.failure, retry_at=leftover.retry_at)
+        return self._retry_time(claim, deferred, None)
 
     def _fail(self, claim: Claim, outcome: Outcome) -> None:
         """Store and emit a failure: the job is deferred, retried after a backoff, or a dead letter."""
         failure = outcome.failure or Failure(FailureCode.INTERNAL, "the publisher gave no reason")
         kind = None if claim.job.type == GIT_SYNC else self._drain.plugins.kinds.get(claim.job.type)
         max_attempts = (kind and kind.max_attempts) or self._drain.max_attempts
-        facts = self._facts(claim, outcome) | {"error": failure.message, "fix": failure.fix}
+        save = events.DeclaredSave.of(claim.job.model_copy(update={"failure": failure.code}))
+        facts = self._facts(claim, outcome) | {"error": failure.message, "fix": failure.fix, "save": save}
         is_deferred = outcome.retry_at is not None
+        if failure.code is FailureCode.MISSING:
+            max_attempts = min(max_attempts, claim.attempt + MISSING_RETRIES - claim.job.missing_attempts)
         event: events.Event
         if is_deferred or (not _is_refusal(failure) and claim.attempt < max_attempts):
             at = self._retry_time(claim, outcome, kind.delays if kind else None)
@@ -354,18 +422,30 @@ class _Batch:
     def _retry_time(self, claim: Claim, outcome: Outcome, delays: tuple[float, ...] | None) -> float:
         now, longest = self._drain.clock(), self._drain.backoff.longest
         if outcome.retry_at is None:
-            wait = (Backoff(delays) if delays else self._drain.backoff).delay(claim.attempt)
+            attempt = claim.attempt
+            if outcome.failure and outcome.failure.code is FailureCode.MISSING:
+                attempt = claim.job.missing_attempts + 1
+            wait = (Backoff(delays) if delays else self._drain.backoff).delay(attempt)
         else:  # a time that has come would make the job due at once, again and again
             wait = outcome.retry_at - now if outcome.retry_at > now else self._drain.backoff.delay(1)
         return now + min(wait, longest)  # a later one would be taken for that of a clock that ran ahead
 
-    def _receipt(self, claim: Claim, outcome: Outcome) -> events.Event:
+    def _receipt(self, claim: Claim, judgement: Judgement) -> events.Event:
+        outcome, leftover, is_in_part = judgement
+        facts = self._facts(claim, outcome)
         if claim.job.type != GIT_SYNC or outcome.result is Result.UNCHANGED or outcome.commit is None:
-            return events.NoChange(**self._facts(claim, outcome))
+            reason = f"git has written {outcome.restored} since the save" if outcome.restored else None
+            return events.NoChange(**facts, reason=reason)
+        if is_in_part:
+            return events.PublishedInPart(**facts, commit=outcome.commit)
         self.accepted += 1
         self.has_pushed = self.has_pushed or not self._dry_run
+        if leftover is not None:
+            facts |= {"waiting_paths": leftover.paths, "reason": leftover.failure.message}
+            if not self._dry_run:
+                facts["retry_at"] = self._leftover_at[claim.key]
         return events.Published(
-            **self._facts(claim, outcome),
+            **facts,
             commit=outcome.commit,
             changes=outcome.changes,
             signed_with=outcome.signed_with,
@@ -385,7 +465,8 @@ class _Batch:
         }
 
     def _emit_cancelled(self, claim: Claim) -> None:
-        self._drain.emit(events.Cancelled(job_id=claim.job.id, slug=claim.job.slug))
+        save = events.DeclaredSave.of(claim.job)
+        self._drain.emit(events.Cancelled(job_id=claim.job.id, slug=claim.job.slug, save=save))
 
     def _leave_attempt(self, key: str) -> None:
         if stack := self._contexts.pop(key, None):

@@ -162,7 +162,8 @@ class FailureCode(StrEnum):
     OUTDATED = "outdated", "a newer version of the post is published already", FailureClass.REFUSED
     PLUGIN = "plugin", "a rule of the site does not allow it", FailureClass.REFUSED
     LOST_RACE = "lost-race", "other pushes kept coming first", FailureClass.TRANSIENT
-    UNSETTLED = "unsettled", "a file kept changing while it was read", FailureClass.TRANSIENT
+    MISSING = "missing", "there is no such file, and the remote never had one", FailureClass.TRANSIENT
+    UNSETTLED = "unsettled", "one of its files cannot be published yet", FailureClass.TRANSIENT
     KILLED_WORKER = "killed-worker", "the worker died while it published this post", FailureClass.TRANSIENT
     INTERNAL = "internal", "the worker has an internal error", FailureClass.TRANSIENT
     NETWORK = "network", "the remote cannot be reached"

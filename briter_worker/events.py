@@ -6,10 +6,13 @@ from inspect import get_annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, dataclass_transform
 
+from briter_worker.errors import FailureCode
 from briter_worker.job import GIT_SYNC
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from briter_worker.job import Job
 
 _MAX_UPDATED_PATHS = 1000
 
@@ -37,6 +40,21 @@ class JobEvent(Event):
 
     job_id: str
     slug: str
+
+
+class DeclaredSave(NamedTuple):
+    """What an unpublished save of a post declared, without paths that nobody ever had."""
+
+    job_id: str
+    slug: str
+    saved_at: float
+    paths: tuple[str, ...]
+
+    @classmethod
+    def of(cls, job: Job) -> DeclaredSave:
+        """Return the save of a job. A job that failed as missing knows of no file."""
+        paths = () if job.failure == FailureCode.MISSING else job.paths
+        return cls(job.id, job.slug, job.created_at, paths)
 
 
 class JobStarted(JobEvent):
@@ -86,20 +104,36 @@ class Published(JobOutcome):
     commit: str
     changes: tuple[FileChange, ...] = ()
     signed_with: str | None = None
+    waiting_paths: tuple[str, ...] = ()
+    """Declared paths that are not published yet: the job waits for them until `retry_at`."""
+    retry_at: float | None = None
+    reason: str | None = None
+    """Why the job waits."""
+
+
+class PublishedInPart(Published):
+    """The job ends, and some of its paths are not published: they never came. Nothing was pushed now.
+
+    `commit` is of the earlier attempt that published the others.
+    """
 
 
 class NoChange(JobOutcome):
     """The remote has the content of the job already, or a plugin has handled a job of its own type."""
 
     name = "nochange"
+    reason: str | None = None
+    """Why there is no change, where a user's git did that."""
 
 
 class JobFailure(JobOutcome):
     """Base class of the outcomes of a job that is not published."""
 
     level = "error"
+    unlogged = JobOutcome.unlogged | {"save"}
     error: str
     fix: str = ""
+    save: DeclaredSave | None = None
 
 
 class NoPaths(JobFailure):
@@ -128,13 +162,17 @@ class Superseded(JobEvent):
     """A newer save of the post replaced the job and took over its paths."""
 
     name = "superseded"
+    unlogged = frozenset({"save"})
     superseded_by: str
+    save: DeclaredSave | None = None
 
 
 class Cancelled(JobEvent):
     """The job left the queue on request."""
 
     name = "cancelled"
+    unlogged = frozenset({"save"})
+    save: DeclaredSave | None = None
 
 
 class Quarantined(JobEvent):

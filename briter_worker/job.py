@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from briter_worker.accepted import refusal_text
-from briter_worker.errors import one_line
+from briter_worker.errors import FailureCode, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,6 +50,7 @@ WORKERS_KEYS = frozenset(
     (
         *("status", "attempts", "attempt", "nextAttemptAt", "lastError", "failure", "fix", "updatedAt"),
         *("dryRunAt", "firstSavedAt", "quietUntil", "coAuthors", "madeBy", "programPaths"),
+        *("missingAttempts", "publishedCommit"),
     )
 )
 """The keys of a job file that only the worker writes."""
@@ -155,8 +156,10 @@ def _seconds(value: object, info: ValidationInfo) -> object:
     return value
 
 
-def _address(value: object) -> object:
-    # Producers may have used the key for something of their own before it had a meaning.
+# Producers may have used these keys for something of their own before they had a meaning.
+
+
+def _text_or_none(value: object) -> object:
     return value if isinstance(value, str) else None
 
 
@@ -168,6 +171,10 @@ def _program(value: object) -> object:
 def _texts(value: object) -> object:
     is_list = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
     return value if is_list else None
+
+
+def _count(value: object) -> object:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
 _Line = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -228,7 +235,7 @@ class Job(BaseModel):
         None, description="The commit's author; the committer is always the worker's own identity."
     )
     webhook: Annotated[
-        str | None, BeforeValidator(_address), WithJsonSchema({"type": "string", "format": "uri"})
+        str | None, BeforeValidator(_text_or_none), WithJsonSchema({"type": "string", "format": "uri"})
     ] = Field(None, description="An https address, notified when this job is published or dead-lettered.")
     status: Status = _workers(Status.PENDING, "`pending` or `failed`.", strict=False)
     attempts: Annotated[int, Field(ge=0, lt=2**53)] = _workers(
@@ -242,6 +249,12 @@ class Job(BaseModel):
     dry_run_at: _Seconds | None = _workers(None, "When a dry run last built the commit.")
     first_saved_at: _Seconds | None = _workers(None, "The first unpublished save of the post.")
     quiet_until: _Seconds | None = _workers(None, "The end of the post's quiet time.")
+    missing_attempts: Annotated[int, BeforeValidator(_count)] = _workers(
+        0, "Attempts at which declared paths were missing."
+    )
+    published_commit: Annotated[str | None, BeforeValidator(_text_or_none)] = _workers(
+        None, "The commit with the paths that are published already; `paths` has the others."
+    )
     co_authors: Annotated[tuple[Author, ...], Field(max_length=MAX_CO_AUTHORS)] = _workers(
         (), "The authors of superseded saves.", strict=False
     )
@@ -425,7 +438,7 @@ def joined_keys(newest: Job, older: Sequence[Job], *, with_first_save: bool) -> 
         del others[newest.author.email.casefold()]
     if len(others) > len(newest.co_authors):
         keys["coAuthors"] = [person.model_dump() for person in others.values()][:MAX_CO_AUTHORS]
-    if with_first_save:
+    if with_first_save or "paths" in keys:
         first = min(job.first_saved_at or job.created_at for job in (newest, *older))
         keys["firstSavedAt"] = format_time(first)
     return keys
@@ -447,6 +460,11 @@ def _joined_program_paths(newest: Job, older: Sequence[Job]) -> Document:
     return {"programPaths": of_programs}
 
 
+def in_part(document: Document, left: Iterable[str], commit: str) -> Document:
+    """Return the document of a job of which `commit` has a part: it declares only what is left."""
+    return {**document, "paths": list(left), "publishedCommit": commit}
+
+
 def with_state(
     document: Document,
     now: float,
@@ -463,6 +481,11 @@ def with_state(
         current = _OLD_SPELLINGS.get(key, key)
         if current == key or current not in document:
             changed[current] = value
+    was_missing = changed.pop("missingAttempts", 0)
+    if failure is not None and failure.code is FailureCode.MISSING:
+        changed["missingAttempts"] = (was_missing if isinstance(was_missing, int) else 0) + 1
+    elif failure is not None and was_missing:
+        changed["missingAttempts"] = was_missing
     changed |= {
         "status": status.value,
         "attempts": attempts,

@@ -85,6 +85,12 @@ class Queue(Protocol):
         `rejected`: by claim key, declared paths that were not published. A dead letter keeps such paths.
         """
 
+    def acknowledge_part(self, claim: Claim, outcome: Outcome, left: Leftover, *, at: float) -> bool:
+        """Put the job of a published commit back until `at`, for the paths that are left.
+
+        Otherwise as `acknowledge` and `retry_later`.
+        """
+
     def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
         """Put jobs that a dry run has built back as tried, with `dryRunAt`; the attempt does not count."""
 
@@ -180,10 +186,28 @@ class Outcome(NamedTuple):
     retry_at: float | None = None
     rejected_paths: tuple[str, ...] = ()
     """Declared paths that were not published although the job was."""
+    missing: tuple[str, ...] = ()
+    """Declared paths that neither the site has nor the version that its files are edits of."""
+    withheld: Mapping[str, float] = MappingProxyType({})
+    """Files below declared folders that a scheduled job declares, and its time; 0: that job is unreadable."""
+    stashed: Mapping[str, str] = MappingProxyType({})
+    """Declared files of which a stash made after the save has another version, and the name of the stash."""
+    restored: str = ""
+    """A declared file that git itself has written since the save, where nothing changed."""
     changes: tuple[FileChange, ...] = ()
     """What the commit changed."""
     signed_with: str | None = None
     """Kind and key of the commit's signature."""
+
+
+class Leftover(NamedTuple):
+    """The part of a job that stays in the queue, and why."""
+
+    failure: Failure
+    paths: tuple[str, ...]
+    """The declared paths that the job still stands for."""
+    retry_at: float | None
+    """The job waits until then, at no attempt; None: the attempt counts, and the next delay is the job's."""
 
 
 class Publisher(Protocol):
@@ -216,11 +240,23 @@ class Publisher(Protocol):
         Raises PublishError when the remote cannot be asked; the remaining plans stay.
         """
 
+    def ever_had(self, paths: Collection[str]) -> Collection[str]:
+        """Return which of these declared paths the remote's branch has, or ever had."""
+
     def undecided(self) -> Collection[str]:
         """Return the claim keys of the recorded plans: nothing may be decided about these jobs."""
 
     def tidy(self, now: float) -> None:
         """Sync the local branch if that is late, and remove what dead workers left in the repository."""
+
+
+class Remainder(NamedTuple):
+    """What a claim declares and its commit lacks, as an outcome has it; of a stored plan, a list."""
+
+    rejected_paths: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    withheld: Mapping[str, float] = MappingProxyType({})
+    stashed: Mapping[str, str] = MappingProxyType({})
 
 
 class Plan(NamedTuple):
@@ -235,6 +271,8 @@ class Plan(NamedTuple):
     """The commit of each claim, by its key; a claim without changes is absent."""
     blobs: Mapping[str, str | None]
     """The blob that was read from the work tree for each path (None: deleted)."""
+    unpublished: Mapping[str, Remainder] | None = None
+    """By claim key, for claims that declare more than their commits have. None: no claim does."""
 
 
 class PlanStore(Protocol):

@@ -17,6 +17,7 @@ from briter_worker import events
 from briter_worker.allowlist import parents
 from briter_worker.drain import Drain
 from briter_worker.errors import DeclinedError, Failure, FailureCode, LockLostError, PublishError, UsageError
+from briter_worker.events import DeclaredSave
 from briter_worker.git.commits import Person
 from briter_worker.git.environment import Signer
 from briter_worker.git.plans import FileConflicts, FilePlans
@@ -30,14 +31,16 @@ from briter_worker.lock import AnotherWorkerError, SiteLock
 from briter_worker.plugins import Plugins
 from briter_worker.ports import Backoff, EventSink
 from briter_worker.queues.disk.queue import DiskQueue
+from briter_worker.sinks.earlier import EarlierSaves
 from briter_worker.sinks.recorder import ActionLog, FanOut, HistorySink, OpenedLater, SiteCondition, Target
 from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore, Store, StoreError
 from briter_worker.watch import LEDGER_NAME
 from briter_worker.worker import Puller, Stop, Worker, heartbeat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from briter_worker.job import Job
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
@@ -125,6 +128,11 @@ def open_store(settings: Settings) -> Store:
         database = open_database(settings)
         return PostgresStore(database.connection, database.transaction)
     return SqliteStore(settings.storage_root / "history.db")
+
+
+def open_earlier_saves(settings: Settings) -> EarlierSaves:
+    """Return the record of what unpublished saves of a disk's site declared."""
+    return EarlierSaves(SqliteStore(settings.storage_root / "history.db"))
 
 
 def open_outbox(settings: Settings) -> Store:
@@ -228,6 +236,7 @@ def open_sinks(
     return FanOut(
         [
             HistorySink(history, target_of(settings), keep_days=settings.history_keep_days),
+            open_earlier_saves(settings),
             OpenedLater(
                 lambda: open_webhooks(settings, open_sender(settings, open_outbox(settings), log)),
                 needs_webhooks,
@@ -313,6 +322,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         max_attempts=settings.worker_max_attempts,
         dry_run=settings.worker_dry_run,
         co_authors=settings.git_co_authors,
+        declared_earlier=partial(_declared_earlier, queue, open_earlier_saves(settings)),
         stopping=stop.is_set,
     )
     puller = _open_puller(settings, order, copies, queue, emit)
@@ -339,6 +349,16 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         stop.end()
         emit(events.WorkerStopped(drained=worker.counts.completed, once=once or None))
     return 1 if once and (counts.failed or counts.undecided) else 0
+
+
+def _declared_earlier(
+    queue: DiskQueue, saves: EarlierSaves, job: Job, paths: Collection[str]
+) -> Collection[str]:
+    """Return which of these paths a dead letter or a receipt of the post declared, if that can be read."""
+    found = {path for letter in queue.dead_letters(job.slug) for path in DeclaredSave.of(letter).paths}
+    with suppress(StoreError):
+        found |= saves.declared(job, paths)
+    return found
 
 
 def _open_publisher(settings: Settings, copies: WorkTreeCopies, lock: SiteLock, emit: FanOut) -> GitPublisher:

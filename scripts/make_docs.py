@@ -136,9 +136,26 @@ MEANINGS = {
         "Other pushes came first, several times in a row.",
         "Nothing: the worker retries. If it happens often, let fewer programs push to the branch.",
     ),
+    FailureCode.MISSING: (
+        (
+            "A declared path does not exist: the site has no such file, the remote never had one, and no "
+            "earlier save of the post declared it. An empty folder counts as missing, too. A job whose paths "
+            "are all missing is tried again after the first two delays, then it is a dead letter. Of a job "
+            "with other paths, those are published at once; if the missing ones never come, the receipt has "
+            "them in `rejectedPaths`."
+        ),
+        "Correct the path that the CMS declares. If the file comes later, run `briter-worker retry`.",
+    ),
     FailureCode.UNSETTLED: (
-        "A file kept changing while the worker read it.",
-        "Nothing: the worker retries when the file is complete. Stop a program that writes without end.",
+        (
+            "A file of the post cannot be published yet: it kept changing while the worker read it, a "
+            "scheduled post declares it, or a `git stash` that was made after the save has it. `lastError` "
+            "says which. The last two cost no attempt."
+        ),
+        (
+            "Nothing: the worker tries again by itself. Stop a program that writes without end. Run "
+            "`git stash pop`, or drop the stash."
+        ),
     ),
     FailureCode.KILLED_WORKER: (
         "The worker died while it published this job, several times.",

@@ -168,9 +168,11 @@ class Staged:
     """Reasons for what is silently left out below a declared folder: what the branch has there stays."""
     gone: dict[str, None] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-    """Declared paths that are neither in the work tree nor in the commit."""
+    """Declared paths that have nothing to publish, neither in the work tree nor in the commit."""
     withheld: dict[str, float] = field(default_factory=dict)
     """Files that scheduled jobs declare, and the time they are scheduled for."""
+    stashed: dict[str, str] = field(default_factory=dict)
+    """Files that a stash has another version of, made after the save, and the name of the stash."""
     changes: dict[str, Entry | None] = field(default_factory=dict)
     """By path, deletions (None) first. A file without content has its blob in the repository."""
     unchanged: dict[str, str | None] = field(default_factory=dict)
@@ -225,8 +227,6 @@ class Staged:
                 self.rejected[declared] = _SUBMODULE
             if declared in self.rejected:
                 continue
-            if place in self.absent and tree.get(place) is None:
-                self.missing.append(place)
             for path in (place, *tree.below(place)):
                 entry = tree.get(path)
                 lineage = (each for each in (path, *parents(path)) if is_inside(place, each))
@@ -252,6 +252,17 @@ class Staged:
                     self.withheld[path] = scheduled[theirs]
                     del paths[path]
 
+    def has_unchanged_places(self) -> bool:
+        """Return True if a declared path is no changed file: it is unchanged, missing or a folder."""
+        return not self.changes.keys() >= set(self.places.values())
+
+    def note_stashed(self, paths: Iterable[str], stash: str) -> None:
+        """Note those paths of a stash that the job declares, and of which it has no change."""
+        places = set(self.places.values())
+        for path in paths:
+            if path not in self.changes and not places.isdisjoint((path, *parents(path))):
+                self.stashed.setdefault(path, stash)
+
     def ignore(self, paths: Iterable[str], reason: Refusal) -> None:
         """Leave out these files; what is declared so is rejected."""
         for path in paths:
@@ -259,6 +270,15 @@ class Staged:
             self.ignored[path] = reason
             if path in self.places.values():
                 self.rejected[path] = reason
+
+    def find_missing(self, tree: Tree, declared: Iterable[str], lost: Collection[str] = ()) -> None:
+        """Find the declared paths that have nothing to publish; `lost`: files that are gone by now."""
+        found = {*self.files, *self.gone, *self.withheld, *self.ignored, *self.rejected}.difference(lost)
+        found.difference_update(set(declared) - self.places.keys())  # no paths of the site at all
+        present = {each for path in found for each in (path, *parents(path))}
+        for path, place in self.places.items():
+            if path not in self.rejected and place not in present and tree.get(place) is None:
+                self.missing.append(path)
 
     def reject_barren(self, tree: Tree) -> None:
         """Reject a folder in which everything is rejected or ignored."""

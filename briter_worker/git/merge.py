@@ -20,7 +20,7 @@ from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.git.commits import Commit, Person, write_commits
 from briter_worker.git.push import move_side_branch
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, Entry, blob_of
-from briter_worker.ports import BaseVersion, Conflict, Outcome, Result, blob_id
+from briter_worker.ports import BaseVersion, Conflict, Outcome, Remainder, Result, blob_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -85,20 +85,22 @@ class Item(NamedTuple):
         self, result: Result, *, commit: str | None = None, failure: Failure | None = None
     ) -> Outcome:
         """Return the claim's outcome."""
-        rejected = (*self.staged.rejected, *self.staged.missing)
-        return Outcome(self.claim.key, result, commit, failure, rejected_paths=rejected)
+        return Outcome(
+            self.claim.key,
+            result,
+            commit,
+            failure,
+            rejected_paths=tuple(self.staged.rejected),
+            missing=tuple(self.staged.missing),
+            withheld=self.staged.withheld,
+            stashed=self.staged.stashed,
+        )
 
-    def unchanged(self) -> Outcome:
-        """Return the outcome of a claim that changes nothing on the remote."""
-        if not self.staged.withheld:
-            return self.outcome(Result.UNCHANGED)
-        path, until = min(self.staged.withheld.items(), key=lambda each: each[1])
-        text, fix = f"a job that cannot be read declares {path}", "save its post again, or cancel the job"
-        if until:
-            text = f"{path} belongs to a scheduled post and is not published before its time"
-            fix = "publish the scheduled post now, or cancel it"
-        failure = Failure(FailureCode.UNSETTLED, text, fix)
-        return self.outcome(Result.FAILED, failure=failure)._replace(retry_at=until)
+    @property
+    def remainder(self) -> Remainder:
+        """Return what the claim declares and its commit lacks."""
+        staged = self.staged
+        return Remainder(tuple(staged.rejected), tuple(staged.missing), staged.withheld, staged.stashed)
 
 
 class Merge:

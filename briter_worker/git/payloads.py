@@ -20,7 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from briter_worker.allowlist import Allowlist, PathRefusedError, is_inside, parents
+from briter_worker.allowlist import Allowlist, PathRefusedError, is_inside, normalized, parents
 from briter_worker.errors import (
     DeclinedError,
     Failure,
@@ -41,6 +41,7 @@ from briter_worker.ports import RESTORE, BaseVersion, Payload, SubmittedFile, bl
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from briter_worker.git.merge import Item
     from briter_worker.git.staging import Staging
     from briter_worker.ports import BaseVersions, Claim, Payloads, PublishedVersion
 
@@ -91,6 +92,7 @@ def gather(root: Path, paths: Sequence[str], *, allowlist: Allowlist, max_bytes:
                 found.expand(folders, allowlist, path)
             history = _read_history(root, set(found.places.values()), found.files)
             found.compare(history.tree, allowlist)
+            found.find_missing(history.tree, paths)
             sent: dict[str, tuple[str, str | None]] = {}
             for path in [path for path in found.files if path not in history.ignored]:
                 status, content = folders.read(path, max_bytes)
@@ -215,6 +217,7 @@ class SubmittedCopies:
         self._allowlist = staging.allowlist
         self._staging = staging
         self._saves = _Saves({})
+        self._staged_payloads: Mapping[str, Payload] = {}
 
     def stage(
         self, claims: Sequence[Claim], *, tip: str, scheduled: Mapping[str, float]
@@ -223,6 +226,7 @@ class SubmittedCopies:
         payloads = dict(self._payloads.of([claim.key for claim in claims]))
         refused = self._resolve_undos(payloads)
         self._saves = saves = _Saves(payloads)
+        self._staged_payloads = payloads
         git = self._repository.git
         try:
             there, rules, is_plain = self._find_files(tip, claims)
@@ -249,6 +253,7 @@ class SubmittedCopies:
                 for path, change in each.changes.items()
                 if saves.is_wanted(path, published.get(path), is_known=path in known)
             }
+            each.missing = [path for path in each.missing if not self._came_with(key, each.places[path])]
             each.unchanged = {
                 file.path: file.blob
                 for file in files
@@ -264,6 +269,25 @@ class SubmittedCopies:
             if key in refused:
                 each.failure, each.changes = refused[key], {}
         return staged
+
+    def _came_with(self, key: str, place: str) -> bool:
+        """Return True if the job says what is at the path: a content, a deletion, or a complete folder."""
+        payload = self._staged_payloads.get(key, Payload())
+        if self._saves.last(place) is not None or place in payload.folders:
+            return True
+        return any(is_inside(place, file.path) for file in payload.files)
+
+    def find_stashed(self, claims: Sequence[Claim], staged: Mapping[str, Staged], tip: str) -> None:
+        """Do nothing: jobs carry their contents, whatever happens to the CMS's files."""
+
+    def find_restored(self, items: Sequence[Item]) -> Mapping[str, str]:  # noqa: ARG002 - as of a work tree
+        """Return nothing: jobs carry their contents."""
+        return {}
+
+    def ever_had(self, paths: Collection[str]) -> Collection[str]:
+        """Return which of these declared paths were ever published by the cluster."""
+        places = {normalized(path): path for path in paths}
+        return {places[place] for place in self._payloads.published(places)}
 
     def _resolve_undos(self, payloads: dict[str, Payload]) -> dict[str, Failure]:
         """Replace what undos restore by the versions to publish; return the failures of those that cannot."""

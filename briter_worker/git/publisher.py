@@ -36,7 +36,7 @@ from briter_worker.git.merge import Base, Conflicts, Edit, Item, Merge
 from briter_worker.git.plans import FilePlans
 from briter_worker.git.push import UncertainPushError, push, push_large_files
 from briter_worker.git.repository import COUNT_LINES, FAST_IMPORT, blob_of
-from briter_worker.ports import Change, Outcome, Plan, Result
+from briter_worker.ports import Change, Outcome, Plan, Remainder, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -166,6 +166,10 @@ class GitPublisher:
                 yield self._settle_landed(plan, tip, plan.commits.keys()) if tip else []
                 self._discard(plan, tip)
 
+    def ever_had(self, paths: Collection[str]) -> Collection[str]:
+        """Implement `ports.Publisher`."""
+        return self.copies.ever_had(paths)
+
     def undecided(self) -> Collection[str]:
         """Implement `ports.Publisher`."""
         return {key for plan in self.plans.plans() for key in plan.commits}
@@ -243,6 +247,7 @@ class GitPublisher:
             saved = {path for each in staged.values() for path, file in each.changes.items() if file}
             bases = {path: Base.of(entries.get(path)) for path in saved | entries.keys()} | dict(bases)
         self._conflicts.load(paths, tip.commit)
+        self.copies.find_stashed(claims, staged, tip.commit)
         newly_scheduled = {normalized(path) for path in scheduled().keys() - held.keys()}
         items: list[Item] = []
         outcomes: list[Outcome] = []
@@ -299,7 +304,13 @@ class GitPublisher:
         }
         names = dict(zip(own, written, strict=True))
         names |= {key: names[carrier] for key, carrier in carried.items()}
-        return built._replace(plan=plan._replace(tip=written[-1], commits=names, blobs=blobs))
+        unpublished = {
+            item.claim.key: item.remainder
+            for item in items
+            if item.claim.key in names and any(item.remainder)
+        }
+        plan = plan._replace(tip=written[-1], commits=names, blobs=blobs, unpublished=unpublished or None)
+        return built._replace(plan=plan)
 
     # The push
 
@@ -381,7 +392,10 @@ class GitPublisher:
         ]
         commits = ((item, built.plan.commits.get(item.claim.key)) for item in items)
         outcomes += [item.outcome(Result.PUBLISHED, commit=commit) for item, commit in commits if commit]
-        outcomes += [item.unchanged() for item in built.unchanged]
+        restored = self.copies.find_restored(built.unchanged)
+        for item in built.unchanged:
+            outcome = item.outcome(Result.UNCHANGED)
+            outcomes.append(outcome._replace(restored=restored.get(item.claim.key, "")))
         if built.plan.commits and self._repository.git.worktree:  # while the local branch follows
             self._repository.git.begin(*COUNT_LINES, tip.commit, built.plan.tip)
         self._follow(built.plan, landed)
@@ -405,7 +419,20 @@ class GitPublisher:
         self._follow(
             plan, tip, local=repository.ref(repository.branch_ref) if repository.git.worktree else None
         )
-        outcomes = [Outcome(key, Result.PUBLISHED, plan.commits[key]) for key in keys]
+        outcomes = []
+        for key in keys:
+            left = Remainder(*(plan.unpublished or {}).get(key, ()))
+            outcomes.append(
+                Outcome(
+                    key,
+                    Result.PUBLISHED,
+                    plan.commits[key],
+                    rejected_paths=tuple(left.rejected_paths),
+                    missing=tuple(left.missing),
+                    withheld=left.withheld,
+                    stashed=left.stashed,
+                )
+            )
         return self._described(outcomes, plan, plan.base)
 
     def _described(self, outcomes: Sequence[Outcome], plan: Plan, parent: str | None) -> Sequence[Outcome]:

@@ -29,8 +29,9 @@ from briter_worker.git.folders import (
 )
 from briter_worker.git.index import hash_files, set_entries
 from briter_worker.git.merge import Base, Edit, Merge
-from briter_worker.git.repository import FOLDER, SUBMODULE, Entry, Repository
+from briter_worker.git.repository import FOLDER, SUBMODULE, Entry, Repository, blob_of
 from briter_worker.git.run import nul_lines
+from briter_worker.git.traces import list_stashes, paths_in_history, written_by_git
 from briter_worker.ports import blob_id
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.git.folders import PlainFiles, Stamp
+    from briter_worker.git.merge import Item
     from briter_worker.git.run import Git
+    from briter_worker.job import Job
     from briter_worker.ports import Claim
 
 _CHECK_ATTRIBUTES = (
@@ -132,6 +135,38 @@ class WorkTreeCopies(Checkout):
         kept = {path: base.blob for path, base in self.state().bases.items()}
         return self._staging.stage(claims, tip=self.agreed(tip), scheduled=scheduled, bases=kept)
 
+    def find_stashed(self, claims: Sequence[Claim], staged: Mapping[str, Staged], tip: str) -> None:
+        """Note the declared files that seem unchanged, or missing, because a user has stashed them.
+
+        Called after the files were read: no later stash can have taken what was read.
+        """
+        unchanged = [claim for claim in claims if staged[claim.key].has_unchanged_places()]
+        if not unchanged:
+            return
+        since = {claim.key: _first_saved_at(claim.job) for claim in unchanged}
+        for stash in list_stashes(self.repository.git, min(since.values())):
+            there = self.repository.entries(tip, stash.versions.keys())
+            differing = [path for path, blob in stash.versions.items() if blob != blob_of(there.get(path))]
+            for claim in unchanged:
+                if int(since[claim.key]) <= stash.made_at:
+                    staged[claim.key].note_stashed(differing, stash.name)
+
+    def find_restored(self, items: Sequence[Item]) -> Mapping[str, str]:
+        """Return, by the key of its claim, a declared file that git itself has written since the save."""
+        saved: dict[str, float] = {}
+        for item in items:
+            for path in item.staged.files.keys() & item.staged.places.values():
+                saved[path] = max(item.claim.job.created_at, saved.get(path, 0.0))
+        found = written_by_git(self.repository.git, cast("Path", self.repository.git.worktree), saved)
+        return {
+            item.claim.key: path for item in items for path in item.staged.places.values() if path in found
+        }
+
+    def ever_had(self, paths: Collection[str]) -> Collection[str]:
+        """Return which of these declared paths the branch has, or ever had."""
+        places = {normalized(path): path for path in paths}
+        return {places[place] for place in paths_in_history(self.repository, places)}
+
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Return the remembered versions, else those of the commit where mirror and remote agreed."""
         known = self.state().bases
@@ -177,8 +212,8 @@ class _Batch:
             staged.withhold(held, claim.job.paths_of_programs)
         self._drop_ignored(batch.values())
         self._read_files(batch.values())
-        for staged in batch.values():
-            self._finish(staged)
+        for claim in claims:
+            self._finish(batch[claim.key], claim.job.paths)
         return batch
 
     # Which files
@@ -312,8 +347,10 @@ class _Batch:
 
     # The result
 
-    def _finish(self, staged: Staged) -> None:
+    def _finish(self, staged: Staged, declared: Collection[str]) -> None:
         changes = self._changes(staged)
+        lost = [path for path in staged.files if self._read.get(path) is None]
+        staged.find_missing(self._tree, declared, lost)
         is_rejected = all({each, path} & staged.rejected.keys() for each, path in staged.places.items())
         if staged.failure is None and is_rejected:
             staged.failure = Failure(FailureCode.NO_PATHS, *self._why(staged.rejected))
@@ -365,6 +402,10 @@ class _Batch:
         more = f" (and {len(rejected) - 3} more)" if len(rejected) > 3 else ""  # noqa: PLR2004
         fixes = dict.fromkeys(refusal.fix for _, refusal in shown)
         return f"none of its paths may be published: {first}{more}", "; ".join(fixes)
+
+
+def _first_saved_at(job: Job) -> float:
+    return min(job.created_at, job.first_saved_at or job.created_at)
 
 
 def ignored_paths(git: Git, paths: Collection[str]) -> set[str]:

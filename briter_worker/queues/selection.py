@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from briter_worker.allowlist import normalized, parents
 from briter_worker.errors import DeclinedError, FailureCode, UnknownJobError, one_line
 from briter_worker.job import Program, State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from briter_worker.job import Job
     from briter_worker.ports import ListedJob
@@ -19,6 +20,17 @@ _NOT_RETRYABLE = frozenset({FailureCode.MALFORMED, FailureCode.UNREADABLE, Failu
 def is_retryable(job: Job) -> bool:
     """Return True unless the job fails again however often it is tried: only a new save helps then."""
     return job.failure not in _NOT_RETRYABLE
+
+
+def is_withheld_for(job: Job, paths: Collection[str]) -> bool:
+    """Return True if a waiting job may have been put off because another one had scheduled these paths."""
+    if job.failure != FailureCode.UNSETTLED or job.next_attempt_at is None:
+        return False
+    theirs = {normalized(path) for path in paths}
+    own = {normalized(path) for path in job.paths}
+    own_and_above = {each for path in own for each in (path, *parents(path))}
+    theirs_and_above = {each for path in theirs for each in (path, *parents(path))}
+    return not (own.isdisjoint(theirs_and_above) and theirs.isdisjoint(own_and_above))
 
 
 def select_matching(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:

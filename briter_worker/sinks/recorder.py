@@ -167,6 +167,8 @@ class SiteCondition:
                 # The text of one failure may differ from time to time; the condition is the same.
                 if self._known() != event.failure:
                     return self._change(event.failure, event.error, event.fix)
+            case events.PublishedInPart():
+                pass  # nothing was pushed now
             case events.Published() if self._known() is not None:
                 return self._change(None, None, "")
             case _:

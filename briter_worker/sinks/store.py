@@ -139,10 +139,21 @@ class SqliteStore:
         if version == 0:
             # Readers never wait for the writer, nor the writer for them. The file keeps this mode.
             connection.execute("PRAGMA journal_mode=WAL")
-            tables = Path(__file__).with_name("sql") / f"{self._schema}.sql"
-            connection.executescript(
-                f"BEGIN IMMEDIATE; {tables.read_text('utf-8')} PRAGMA user_version = {_VERSION}; COMMIT;"
-            )
+            self._create_tables(connection)
+        elif self._schema == "history" and not _has_table(connection, "declared"):
+            with suppress(sqlite3.OperationalError):  # a reader may not; the worker will
+                self._create_tables(connection)
+
+    def _create_tables(self, connection: sqlite3.Connection) -> None:
+        """Create the tables that the file lacks."""
+        tables = Path(__file__).with_name("sql") / f"{self._schema}.sql"
+        script = tables.read_text("utf-8")
+        try:
+            connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {_VERSION}; COMMIT;")
+        except sqlite3.Error:
+            if connection.in_transaction:
+                connection.rollback()
+            raise
 
     def _check_files(self) -> int | None:
         """Return the file's inode, or None if there is no file. Raises StoreError for a link or a folder."""
@@ -184,6 +195,11 @@ class SqliteStore:
             raise StoreError(
                 f"{self.path} cannot be {done}: {os_error_text(error, with_path=False)}", os_error_fix(error)
             ) from error
+
+
+def _has_table(connection: sqlite3.Connection, name: str) -> bool:
+    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    return connection.execute(query, (name,)).fetchone() is not None
 
 
 def _is_damage(error: sqlite3.Error) -> bool:

@@ -10,7 +10,7 @@ from queue_backends import LONGEST_DELAY, NOW, Backend, Disk, Postgres
 
 from briter_worker.errors import DeclinedError, Failure, FailureCode
 from briter_worker.job import QuietTime, State, format_time
-from briter_worker.ports import Result
+from briter_worker.ports import Leftover, Outcome, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -871,3 +871,76 @@ def test_a_pause_with_an_end_ends_by_itself_and_a_second_one_replaces_it(engine:
     assert engine.queue.active_pause(NOW + 60) is None
     engine.queue.pause(NOW, until=NOW + 9)
     assert engine.queue.active_pause(NOW + 10) is None
+
+
+# What a push published in part
+
+MISSING = Failure(FailureCode.MISSING, "no such file", "put it there")
+WITHHELD = Failure(FailureCode.UNSETTLED, "scheduled", "wait")
+
+
+def acknowledge_part(
+    engine: Backend, claim: Claim, left: tuple[str, ...], failure: Failure, retry_at: float | None = None
+) -> bool:
+    outcome = Outcome(claim.key, Result.PUBLISHED, "c" * 40, missing=left)
+    leftover = Leftover(failure, left, retry_at)
+    return engine.queue.acknowledge_part(claim, outcome, leftover, at=NOW + 60)
+
+
+def test_a_job_published_in_part_waits_for_the_paths_that_are_left(engine: Backend) -> None:
+    (claim,) = in_flight(engine, "a", ["content/a.md", "content/b.png"], kept=1)
+    assert acknowledge_part(engine, claim, ("content/b.png",), MISSING)
+    assert engine.rows("a") == [(RETRYING, ("content/b.png",))]
+    document = engine.document("a")
+    assert (document["failure"], document["attempts"], document["kept"]) == ("missing", 1, 1)
+    assert (document["publishedCommit"], document["missingAttempts"]) == ("c" * 40, 1)
+    (again,) = claimed(engine, NOW + 60)
+    assert (again.attempt, again.job.missing_attempts, again.job.published_commit) == (2, 1, "c" * 40)
+
+
+def test_a_wait_for_what_is_withheld_counts_no_attempt(engine: Backend) -> None:
+    (claim,) = in_flight(engine, "a", ["content/a/", "content/b.md"])
+    assert acknowledge_part(engine, claim, ("content/a/",), WITHHELD, NOW + 60)
+    assert engine.document("a")["attempts"] == 0
+    assert "missingAttempts" not in engine.document("a")
+    (again,) = claimed(engine, NOW + 60)
+    assert (again.attempt, again.job.paths) == (1, ("content/a/",))
+
+
+def test_a_newer_save_joins_only_what_an_older_one_has_not_published(engine: Backend) -> None:
+    (claim,) = in_flight(engine, "a", ["content/a.md", "content/b.png"])
+    newer = engine.save("a", ["content/c.md"], created=NOW + 1, arrived=NOW + 1)
+    assert acknowledge_part(engine, claim, ("content/b.png",), MISSING)
+    (again,) = claimed(engine, NOW + 60)
+    assert (again.job.id, set(again.job.paths)) == (newer, {"content/c.md", "content/b.png"})
+    assert (again.attempt, again.job.published_commit) == (1, None)
+
+
+def test_what_is_published_in_part_leaves_older_dead_letters_only_the_rest(engine: Backend) -> None:
+    dead_letter(engine, in_flight(engine, "a", ["content/a.md", "content/b.png", "content/c.md"]))
+    keys: dict[str, Any] = {"created": NOW + 1, "arrived": NOW + 1, "name": "other"}
+    (claim,) = in_flight(engine, "a", ["content/a.md", "content/b.png"], **keys)
+    assert acknowledge_part(engine, claim, ("content/b.png",), MISSING)
+    letters = [paths for state, paths in engine.rows("a") if state is FAILED]
+    assert [set(paths) for paths in letters] == [{"content/b.png", "content/c.md"}]
+
+
+def test_a_cancelled_job_does_not_wait_for_the_rest(engine: Backend) -> None:
+    (claim,) = in_flight(engine, "a", ["content/a.md", "content/b.png"])
+    engine.queue.cancel("a", NOW)
+    assert not acknowledge_part(engine, claim, ("content/b.png",), MISSING)
+    assert engine.rows("a") == []
+
+
+@pytest.mark.parametrize("ends", ["cancel", "publish_now"])
+def test_what_waits_for_a_scheduled_job_is_due_when_that_is_scheduled_no_more(
+    engine: Backend, ends: str
+) -> None:
+    (claim,) = in_flight(engine, "a", ["content/trip/", "content/b.md"])
+    engine.save("trip", ["content/trip/index.md"], scheduledFor=format_time(NOW + 9000))
+    engine.save("other", ["content/other.md"], scheduledFor=format_time(NOW + 9000))
+    assert acknowledge_part(engine, claim, ("content/trip/",), WITHHELD, NOW + 60)
+    engine.queue.cancel("other", NOW)
+    assert not engine.queue.claim(NOW).claims
+    getattr(engine.queue, ends)("trip", NOW)
+    assert "a" in slugs(claimed(engine))

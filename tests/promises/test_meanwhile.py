@@ -89,15 +89,17 @@ def test_a_post_that_is_rewritten_while_its_neighbour_is_read_is_read_again(site
     assert site.remote_file("content/posts/a.md") == "newer\n"
 
 
-def test_a_path_that_is_missing_and_untracked_is_skipped_and_logged(site: Site) -> None:
+def test_a_path_that_is_missing_and_untracked_waits_and_the_others_are_published(site: Site) -> None:
     save(site, "a")
     site.save("a", ["content/posts/a.md", "content/posts/never.md"], createdAt="2039-01-01T00:00:00Z")
     site.save("b", ["content/posts/never.md"])
     result = site.run_once()
-    assert_published(site, result)
-    assert [(e["slug"], e["attempt"]) for e in result.of("nochange")] == [("b", 1)]
-    assert site.jobs() == []
-    assert result.returncode == 0
+    assert [(e["slug"], e["waitingPaths"]) for e in result.of("published")] == [
+        ("a", ["content/posts/never.md"])
+    ]
+    assert [(e["slug"], e["attempt"], e["failure"]) for e in result.of("failed")] == [("b", 1, "missing")]
+    assert [job["failure"] for job in site.jobs()] == ["missing", "missing"]
+    assert result.returncode == 1
 
 
 # Clocks

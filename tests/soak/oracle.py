@@ -168,6 +168,11 @@ class Trial:
             refused = [
                 no or proper(declared) in clashes for no, declared in zip(refused, looked[name], strict=True)
             ]
+            wanted.missing = {
+                declared
+                for declared, each in looked[name].items()
+                if each is not None and oracle.is_missing(str(proper(declared)), each)
+            }
             expected[name] = "nopaths" if all(refused) else wanted
         return expected
 
@@ -197,10 +202,15 @@ class Trial:
                 for path in tree.keys() | after.keys()
                 if tree.get(path) != after.get(path)
             }
-            deferred = bool(wanted.on_hold) and not changed
+            deferred = bool(wanted.on_hold or wanted.missing) and not changed
             # Another job of the batch may have published the same: then there is a commit.
             kinds = (seen.Failed if deferred else seen.NoChange, seen.Published)
             assert isinstance(outcome, kinds), f"expected {wanted}: {about}"
+            if wanted.missing and isinstance(outcome, seen.Failed):
+                assert outcome.failure == "missing", f"expected {wanted.missing}: {about}"
+            if isinstance(outcome, seen.Published):
+                waits = bool(wanted.on_hold or wanted.missing)
+                assert bool(outcome.waiting_paths) == waits, f"expected {wanted}: {about}"
             found = commits.pop(name, {})
             assert found == changed, f"expected {changed}, found {found}: {about}"
             self._figures["commits" if changed else "deferred" if deferred else "nothing to publish"] += 1

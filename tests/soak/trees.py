@@ -206,6 +206,8 @@ class Wanted:
     ignored: set[str] = field(default_factory=set)
     on_hold: set[str] = field(default_factory=set)
     """Files of a folder that another job will publish, when it is due."""
+    missing: set[str] = field(default_factory=set)
+    """Declared paths that nobody ever had."""
 
 
 class Oracle:
@@ -215,6 +217,8 @@ class Oracle:
         self._root = site.worktree
         self._index = site.root / "oracle.index"
         self.tip = read_tree(self._root)
+        names = ("log", "--format=", "--name-only", "-z", "--root", "-m")
+        self.ever = {*git(self._root, *names).split("\0"), *self.tip}
         # What a scheduled job misspells is withheld all the same.
         plain = (os.path.normpath(f"/{each}").lstrip("/") for each in held)
         self.held = {path for each in plain if (path := proper(each)) is not None}
@@ -352,6 +356,13 @@ class Oracle:
         wanted.gone -= wanted.on_hold
         wanted.ignored = wanted.files & ignored
         wanted.files -= ignored
+
+    def is_missing(self, path: str, wanted: Wanted) -> bool:
+        """Whether neither here, nor in git, there is or ever was anything at or below the path."""
+        found = wanted.files | wanted.gone | wanted.rejected | wanted.ignored | wanted.on_hold
+        return (
+            not found and path not in self.ever and not any(one.startswith(f"{path}/") for one in self.ever)
+        )
 
     def clashes(self, wanted: Wanted, declared: Collection[str]) -> set[str]:
         """Files that cannot be put where they are, which are dropped.

@@ -93,6 +93,10 @@ class Bench:
     def undecided(self) -> Collection[str]:
         return {*chain.from_iterable(self.plans)}
 
+    def ever_had(self, paths: Collection[str]) -> Collection[str]:  # noqa: ARG002 - the port's signature
+        """Nobody ever had anything."""
+        return ()
+
     def tidy(self, now: float) -> None:
         """Nothing to do."""
 

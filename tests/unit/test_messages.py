@@ -287,7 +287,7 @@ CODES = {
     FailureClass.REFUSED: (
         "nopaths malformed unreadable unknown-type too-large rejected conflict outdated plugin"
     ),
-    FailureClass.TRANSIENT: "lost-race unsettled killed-worker internal",
+    FailureClass.TRANSIENT: "missing lost-race unsettled killed-worker internal",
 }
 
 

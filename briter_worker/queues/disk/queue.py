@@ -14,8 +14,17 @@ from pydantic import TypeAdapter
 
 from briter_worker.allowlist import normalized, parents
 from briter_worker.errors import DeclinedError, Failure, is_environment, is_hurried, one_line, os_error_text
-from briter_worker.events import Quarantined, Superseded
-from briter_worker.job import NO_QUIET_TIME, State, Status, format_time, joined_keys, winner_index, with_state
+from briter_worker.events import DeclaredSave, Quarantined, Superseded
+from briter_worker.job import (
+    NO_QUIET_TIME,
+    State,
+    Status,
+    format_time,
+    in_part,
+    joined_keys,
+    winner_index,
+    with_state,
+)
 from briter_worker.ports import Cancellation, Claim, ClaimResult, ListedJob, Pause, Result
 from briter_worker.queues import selection
 from briter_worker.queues.disk.claims import ALONE, CANCEL, ClaimFolder, marked
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from briter_worker.job import Document, Job, QuietTime
+    from briter_worker.ports import Leftover, Outcome
 
 _ONE_FILE_ONLY = frozenset({errno.EPERM, errno.EBUSY, errno.EXDEV})
 """A rename fails so because of that file: it is immutable, or mounted."""
@@ -78,6 +88,10 @@ class DiskQueue:
         """Return the job of this id, else all jobs of this slug."""
         return selection.select_matching(self.jobs(now), wanted)
 
+    def dead_letters(self, slug: str) -> Sequence[Job]:
+        """Return the dead letters of this slug, as they were at the last look."""
+        return [self._index.entries[name].job for name in self._index.failed(slug)]
+
     def quarantined(self) -> Sequence[Path]:
         """Return the quarantined files, oldest first."""
         with contextlib.suppress(FileNotFoundError):
@@ -128,7 +142,9 @@ class DiskQueue:
         if self._index.quiet.after_save:
             waits_no_more["quietUntil"] = format_time(now)
         with self._claims.exclusively():
-            names = [_name(row) for row in selection.select_to_publish_now(self._list(now), wanted)]
+            rows = selection.select_to_publish_now(self._list(now), wanted)
+            self._free_withheld([row.job for row in rows], now)
+            names = [_name(row) for row in rows]
             return self._alter(names, now, lambda file: {**file.document, **waits_no_more})
 
     def cancel(self, wanted: str, now: float) -> Cancellation:
@@ -143,6 +159,7 @@ class DiskQueue:
             removed = self._remove_files(
                 [name for row in waiting for name in self._files_listed_as(row)], now
             )
+            self._free_withheld(removed, now)
         if waiting and not removed:
             raise DeclinedError(
                 f"{wanted!r} has just been saved again or claimed by the worker", "look again"
@@ -165,6 +182,15 @@ class DiskQueue:
             self._tidy(now)
             _, due = self._join_saves(now)
             self._claims.give_back(file.name for file in due)
+
+    def _free_withheld(self, jobs: Iterable[Job], now: float) -> None:
+        """Make due what waited for the times of these jobs, which are scheduled no more."""
+        paths = [path for job in jobs if (job.scheduled_for or 0.0) > now for path in job.paths]
+        if not paths:
+            return
+        waiting = [name for name, entry in self._index.entries.items() if entry.is_pending]
+        names = [name for name in waiting if selection.is_withheld_for(self._index.entries[name].job, paths)]
+        self._alter(names, now, lambda file: {**file.document, "nextAttemptAt": None})
 
     def _list(self, now: float) -> Sequence[ListedJob]:
         """List the jobs, those included that a dead process had taken out of the queue folder."""
@@ -280,8 +306,12 @@ class DiskQueue:
             else:
                 back.append(newest.name)
             losers += [file.name for file in older]
-            by = {"slug": newest.job.slug, "superseded_by": newest.job.id}
-            superseded += [Superseded(job_id=file.job.id, **by) for file in older]
+            for file in older:
+                save = DeclaredSave.of(file.job)
+                by = newest.job.id
+                superseded.append(
+                    Superseded(job_id=file.job.id, slug=newest.job.slug, superseded_by=by, save=save)
+                )
         if losers:
             self._claims.claimed.sync()  # the joined paths are durable before the older files go
             self._claims.drop(losers)
@@ -370,13 +400,29 @@ class DiskQueue:
             index = self._look(self._clock())
             # The dead letters first: after a crash, the claims are still there to have them removed.
             for claim in claims:
-                published = set(claim.job.paths).difference(rejected.get(claim.key, ()))
-                older = index.failed(claim.job.slug, claim.job.created_at)
-                if claim.job.made_by is not None:  # what a damaged file declared stays withheld
-                    older = [name for name in older if not index.entries[name].is_quarantined]
-                change = partial(_without, {normalized(path) for path in published})
-                self._alter(older, self._clock(), change)
+                self._shorten_letters(index, claim, rejected.get(claim.key, ()))
             self._remove(claim.key for claim in claims)
+
+    def _shorten_letters(self, index: Index, claim: Claim, left: Collection[str]) -> None:
+        """Remove what the claim has published, all but `left`, from older dead letters of its slug."""
+        published = {normalized(path) for path in claim.job.paths if path not in left}
+        older = index.failed(claim.job.slug, claim.job.created_at)
+        if claim.job.made_by is not None:  # what a damaged file declared stays withheld
+            older = [name for name in older if not index.entries[name].is_quarantined]
+        self._alter(older, self._clock(), partial(_without, published))
+
+    def acknowledge_part(self, claim: Claim, outcome: Outcome, left: Leftover, *, at: float) -> bool:
+        """Put the job back until `at`, for the paths that are left; False if it was cancelled."""
+        now, commit = self._clock(), outcome.commit or ""
+        attempts = claim.attempt if left.retry_at is None else claim.attempt - 1
+        state = partial(with_state, now=now, status=Status.PENDING, attempts=attempts)
+
+        def change(document: Document) -> Document:
+            return in_part(state(document, failure=left.failure, next_attempt_at=at), left.paths, commit)
+
+        with self._claims.exclusively():
+            self._shorten_letters(self._look(now), claim, {*left.paths, *outcome.rejected_paths})
+            return self._settle(claim, change)
 
     def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
         """Put jobs that a dry run has built back as tried; the attempt does not count."""

@@ -12,6 +12,7 @@ from briter_worker.job import State, Status, with_state
 from briter_worker.ports import Cancellation, ListedJob, Pause
 from briter_worker.queues.postgres.rows import CLAIMED, FAILED, delete, locked, put_back, select
 from briter_worker.queues.selection import (
+    is_withheld_for,
     select_existing,
     select_matching,
     select_outdated,
@@ -61,7 +62,12 @@ class PostgresControl:
         """Make jobs due at once that wait for a time."""
         keys = {"scheduledFor": None, "nextAttemptAt": None, "quietUntil": None}
         choose = partial(select_to_publish_now, wanted=wanted)
-        return self._put_back(wanted, now, choose, lambda row, now: row.with_keys(keys, now))
+        with locked(self._database, self._site) as connection:
+            chosen = self._choose(self._wanted(connection, wanted), now, choose)
+            rows = [row.with_keys(keys, now) for row in chosen]
+            put_back(connection, self._site, rows, now)
+            self._free_withheld(connection, chosen, now)
+        return [row.job for row in rows]
 
     def publish_over(self, wanted: str, now: float) -> Sequence[Job]:
         """Make outdated dead letters due at once; they count as saved after what the remote has."""
@@ -93,7 +99,18 @@ class PostgresControl:
                 ([row.id for row in in_flight],),
             )
             delete(connection, [row.id for row in others])
+            self._free_withheld(connection, others, now)
         return Cancellation(tuple(row.job for row in others), tuple(row.job for row in in_flight))
+
+    def _free_withheld(self, connection: Connection, rows: Sequence[Row], now: float) -> None:
+        """Make due what waited for the times of these jobs, which are scheduled no more."""
+        paths = [path for row in rows if (row.job.scheduled_for or 0.0) > now for path in row.job.paths]
+        if not paths:
+            return
+        which = "site = %(site)s AND state = 'pending' AND next_attempt_at > 0"
+        waiting = select(connection, which, {"site": self._site})
+        freed = [row for row in waiting if is_withheld_for(row.job, paths)]
+        put_back(connection, self._site, [row.with_keys({"nextAttemptAt": None}, now) for row in freed], now)
 
     def pause(self, now: float, *, until: float | None = None, reason: str = "") -> Pause:
         """Stop claiming until a time, or until `resume`."""

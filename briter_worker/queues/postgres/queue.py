@@ -7,16 +7,19 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from briter_worker.allowlist import normalized
 from briter_worker.errors import FailureClass, FailureCode, LockLostError, is_hurried
 from briter_worker.events import Superseded
-from briter_worker.job import Status, with_state
+from briter_worker.job import Status, in_part, with_state
 from briter_worker.ports import Claim, ClaimResult, Plan, Result
 from briter_worker.queues.postgres.control import PostgresControl, as_new
 from briter_worker.queues.postgres.rows import (
     COLUMNS,
     FAILED,
+    FOLDER,
     PENDING,
     Row,
+    decode_path,
     delete,
     delete_files,
     is_covered,
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
     from briter_worker.errors import Failure
     from briter_worker.job import Document, Job
+    from briter_worker.ports import Leftover, Outcome
     from briter_worker.queues.postgres.database import Connection, Database
 
 _ENVIRONMENT = [code.value for code in FailureCode if code.failure_class is FailureClass.ENVIRONMENT]
@@ -80,6 +84,12 @@ WITH own AS (
         outdated_by = CASE WHEN excluded.saved_at < p.saved_at THEN p.outdated_by END
 )
 DELETE FROM publications USING own WHERE id = ANY(%(ids)s)
+"""
+_NOTE_PUBLISHED = """
+INSERT INTO published AS p (site, path, saved_at)
+SELECT %(site)s, path, saved_at FROM files WHERE publication = %(id)s AND path = ANY(%(paths)s)
+ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at),
+    outdated_by = CASE WHEN excluded.saved_at < p.saved_at THEN p.outdated_by END
 """
 _RECORD_PLAN = """
 INSERT INTO plans (id, plan, site)
@@ -184,6 +194,37 @@ class PostgresQueue(PostgresControl):
                     self._shorten(connection, letter, published, now)
             if not connection.execute(_ACKNOWLEDGE, values).rowcount:
                 lock_site(connection, self._site, self._token)
+
+    def acknowledge_part(self, claim: Claim, outcome: Outcome, left: Leftover, *, at: float) -> bool:
+        """Put the job back until `at`, for the paths that are left; False if it was cancelled."""
+        now, number = self._clock(), int(claim.key)
+        self._has["failed"] = True
+        kept = {path.rstrip("/") for path in left.paths}
+        waiting = kept.intersection(map(normalized, outcome.missing)) | outcome.withheld.keys()
+        out = {path.rstrip("/") for path in outcome.rejected_paths} | waiting
+        published = {path.rstrip("/") for path in claim.job.paths if path not in left.paths}
+        published.difference_update(out)
+
+        def change(row: Row, claim: Claim) -> Document:
+            document = with_state(
+                row.document,
+                now,
+                status=Status.PENDING,
+                attempts=claim.attempt - (left.retry_at is not None),
+                failure=left.failure,
+                next_attempt_at=at,
+            )
+            return in_part(document, left.paths, outcome.commit or "")
+
+        with self._locked() as connection:
+            for letter in select_saves(connection, self._site, FAILED, [claim.job.slug]):
+                if published and claim.job.created_at >= letter.job.created_at:
+                    self._shorten(connection, letter, published, now)
+            found = connection.execute("SELECT path, mode FROM files WHERE publication = %s", (number,))
+            done = [path for path, mode in found if mode != FOLDER and decode_path(path) not in out]
+            connection.execute(_NOTE_PUBLISHED, {"site": self._site, "id": number, "paths": done})
+            delete_files(connection, number, lambda path: not is_covered(path, kept))
+            return not self._change_claims(connection, [claim], change, now)
 
     def _shorten(self, connection: Connection, letter: Row, published: Collection[str], now: float) -> None:
         """Leave a dead letter only the paths that are not published."""
@@ -291,18 +332,25 @@ class PostgresQueue(PostgresControl):
 
         A job that has failed is pending instead while another save of its post is.
         """
-        by_key = {claim.key: claim for claim in claims}
         with self._locked() as connection:
-            found = [(row, by_key[str(row.id)]) for row in self._claimed_rows(connection, claims)]
-            cancelled = [(row, claim) for row, claim in found if row.is_cancelled]
-            delete(connection, [row.id for row, _ in cancelled])
-            back = [row.rewritten(change(row, claim)) for row, claim in found if not row.is_cancelled]
-            failed = [row.job.slug for row in back if row.state == FAILED]
-            others = {row.job.slug for row in select_saves(connection, self._site, PENDING, failed)}
-            back = [
-                row.with_keys({"status": PENDING}, now) if row.job.slug in others else row for row in back
-            ]
-            put_back(connection, self._site, back, now)
+            return self._change_claims(connection, claims, change, now)
+
+    def _change_claims(
+        self,
+        connection: Connection,
+        claims: Sequence[Claim],
+        change: Callable[[Row, Claim], Document],
+        now: float,
+    ) -> list[Claim]:
+        by_key = {claim.key: claim for claim in claims}
+        found = [(row, by_key[str(row.id)]) for row in self._claimed_rows(connection, claims)]
+        cancelled = [(row, claim) for row, claim in found if row.is_cancelled]
+        delete(connection, [row.id for row, _ in cancelled])
+        back = [row.rewritten(change(row, claim)) for row, claim in found if not row.is_cancelled]
+        failed = [row.job.slug for row in back if row.state == FAILED]
+        others = {row.job.slug for row in select_saves(connection, self._site, PENDING, failed)}
+        back = [row.with_keys({"status": PENDING}, now) if row.job.slug in others else row for row in back]
+        put_back(connection, self._site, back, now)
         return [claim for _, claim in cancelled]
 
     def _claims(self, rows: Sequence[Row], now: float) -> list[Claim]:
@@ -335,7 +383,10 @@ class PostgresPlans:
     def record(self, plan: Plan) -> None:
         """Store the plan durably. Raises LockLostError."""
         # In ASCII: JSON's escapes can hold paths that are not UTF-8, and Postgres's text cannot.
-        text = json.dumps(plan._asdict())
+        facts = plan._asdict()
+        if plan.unpublished is None:
+            del facts["unpublished"]  # a node of an earlier version does not know the key
+        text = json.dumps(facts)
         known, self._known = self.plans(), None
         values = (plan.id, text, self._site, self.token)
         with self._database.connection() as connection:

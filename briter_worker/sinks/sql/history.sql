@@ -35,6 +35,14 @@ CREATE TABLE IF NOT EXISTS tallies (
   waits INTEGER NOT NULL DEFAULT 0, waited REAL NOT NULL DEFAULT 0, PRIMARY KEY (site, kind, outcome)
 ) STRICT;
 
+-- What saves declared that ended unpublished: a path that one of them knew is not missing. Not in Postgres,
+-- where jobs carry their contents.
+CREATE TABLE IF NOT EXISTS declared (
+  slug TEXT NOT NULL, path TEXT NOT NULL, job_id TEXT NOT NULL, saved_at REAL NOT NULL, at REAL NOT NULL,
+  PRIMARY KEY (slug, path)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS declared_by_time ON declared (at);
+
 -- The site condition; without a failure, the last one has ended.
 CREATE TABLE IF NOT EXISTS conditions (
   site TEXT PRIMARY KEY, failure TEXT, condition TEXT, fix TEXT NOT NULL DEFAULT '', changed_at REAL NOT NULL

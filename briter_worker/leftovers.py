@@ -1,0 +1,105 @@
+"""What a job declares and its push did not publish, and what becomes of that.
+
+Success is said only of what is known. A declared path that nobody ever had is tried again after the first two
+delays; a file that a scheduled job or a stash holds back keeps its job waiting, at no attempt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from briter_worker.allowlist import normalized, parents
+from briter_worker.errors import Failure, FailureCode
+from briter_worker.ports import Leftover, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from briter_worker.job import Job
+    from briter_worker.ports import Outcome
+
+MISSING_RETRIES = 2
+_NAMED = 3
+
+
+class Judgement(NamedTuple):
+    """The outcome of a claim once it is known what its missing paths are."""
+
+    outcome: Outcome
+    leftover: Leftover | None = None
+    is_in_part: bool = False
+    """An earlier attempt published a part of the job, and the rest is given up."""
+
+
+def judge(job: Job, outcome: Outcome, missing: Sequence[str], *, is_last_attempt: bool) -> Judgement:
+    """Return what becomes of a published or unchanged claim. `missing`: the paths that nobody ever had."""
+    in_stash = set(_covering(job.paths, outcome.stashed))
+    missing = [path for path in missing if path not in in_stash]
+    is_given_up = is_last_attempt or job.missing_attempts >= MISSING_RETRIES
+    if missing and not is_given_up:
+        failure, retry_at = _missing(missing), None
+    elif outcome.stashed:
+        failure, retry_at = _stashed(outcome), 0.0
+    elif outcome.withheld:
+        failure, retry_at = _withheld(outcome), min(outcome.withheld.values())
+    else:
+        return _judge_rest(job, outcome, missing)
+    left = [] if is_given_up else [*missing]
+    left += _covering(job.paths, [*outcome.stashed, *outcome.withheld])
+    given_up = tuple(missing) if is_given_up else ()
+    outcome = outcome._replace(rejected_paths=(*outcome.rejected_paths, *given_up))
+    if outcome.result is Result.UNCHANGED:
+        failed = outcome._replace(result=Result.FAILED, failure=failure, retry_at=retry_at)
+        return Judgement(failed)
+    return Judgement(outcome, Leftover(failure, tuple(dict.fromkeys(left)), retry_at))
+
+
+def _judge_rest(job: Job, outcome: Outcome, missing: Sequence[str]) -> Judgement:
+    """Return what becomes of a claim of which nothing waits any more."""
+    if not missing:
+        return Judgement(outcome)
+    others = set(job.paths).difference(missing, outcome.rejected_paths)
+    done = outcome._replace(rejected_paths=(*outcome.rejected_paths, *missing))
+    if outcome.result is Result.PUBLISHED or (others and job.published_commit is None):
+        return Judgement(done)
+    if job.published_commit is not None:
+        part = done._replace(result=Result.PUBLISHED, commit=job.published_commit)
+        return Judgement(part, is_in_part=True)
+    return Judgement(outcome._replace(result=Result.FAILED, failure=_missing(missing)))
+
+
+def _covering(declared: Iterable[str], files: Iterable[str]) -> list[str]:
+    """Return the declared paths that the files are below, of several the most specific one."""
+    places = {normalized(path): path for path in declared}
+    lineages = ((file, *reversed([*parents(file)])) for file in files)
+    return [next(places[each] for each in lineage if each in places) for lineage in lineages]
+
+
+def _missing(paths: Sequence[str]) -> Failure:
+    # No colon behind a path: redaction would take it for the name of a secret.
+    text = f"no such file, and the remote never had one ({_name_some(paths)})"
+    fix = (
+        "correct the path that the CMS declares; or put the file there, then: briter-worker retry ID-or-SLUG"
+    )
+    return Failure(FailureCode.MISSING, text, fix)
+
+
+def _stashed(outcome: Outcome) -> Failure:
+    path, stash = next(iter(outcome.stashed.items()))
+    text = f"{stash}, made after the save, has another version of {path}; the post waits for that stash"
+    fix = f"git stash pop {stash}, or git stash drop {stash}"
+    return Failure(FailureCode.UNSETTLED, text, fix)
+
+
+def _withheld(outcome: Outcome) -> Failure:
+    path, until = min(outcome.withheld.items(), key=lambda each: each[1])
+    if not until:
+        text, fix = f"a job that cannot be read declares {path}", "save its post again, or cancel the job"
+        return Failure(FailureCode.UNSETTLED, text, fix)
+    text = f"{path} belongs to a scheduled post and is not published before its time"
+    return Failure(FailureCode.UNSETTLED, text, "publish the scheduled post now, or cancel it")
+
+
+def _name_some(paths: Collection[str]) -> str:
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return f"{', '.join([*paths][:_NAMED])}{more}"
