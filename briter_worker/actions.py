@@ -81,6 +81,7 @@ def undo_post(
 
     Where jobs do not carry their contents, bring the post's files to that version first.
     """
+    wiring.check_site_format(settings)
     try:
         client.compose(slug, [], message=message)  # before a file changes
     except ValueError as error:
@@ -117,6 +118,7 @@ def steer(
     queue: SiteQueue | None = None,
 ) -> T:
     """Change the site's queue as a user wants; store and log who did what. Raises DeclinedError."""
+    wiring.check_site_format(settings)
     # The clock that decides is Postgres's in a cluster.
     now = wiring.open_database(settings).read_clock() if settings.database_url else time.time()
     done = change(queue or wiring.open_queue(settings), now)

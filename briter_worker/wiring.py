@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import closing, suppress
 from functools import cache, partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from briter_worker.errors import DeclinedError, Failure, FailureCode, LockLostEr
 from briter_worker.events import DeclaredSave
 from briter_worker.git.commits import Person
 from briter_worker.git.environment import Signer
+from briter_worker.git.format import check_format, note_format
 from briter_worker.git.plans import FileConflicts, FilePlans
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.repository import Entry, Repository
@@ -288,7 +290,11 @@ def run_worker(
 
 
 def _check_start(settings: Settings) -> None:
-    """Raise UsageError or PublishError where the worker could never publish anything."""
+    """Raise UsageError or PublishError where the worker could never publish anything.
+
+    State of a later program is left as it is: nothing is written before it is looked at.
+    """
+    check_site_format(settings)
     try:
         settings.queue_root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -302,6 +308,13 @@ def _check_start(settings: Settings) -> None:
         if error.code is FailureCode.NOT_A_REPOSITORY:
             raise
         # Any other failure may pass: the jobs' attempts report it.
+
+
+def check_site_format(settings: Settings) -> None:
+    """Raise UsageError if a later program has written the site's state. Changes nothing."""
+    if not settings.database_url:
+        with suppress(PublishError), closing(open_git(settings)) as git:  # there may be no repository
+            check_format(git.common_dir / "briter")
 
 
 def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut, *, once: bool) -> int:
@@ -337,6 +350,8 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         pull=(lambda _now: None) if settings.worker_dry_run else puller.run,
         poll=settings.worker_poll_interval_ms / 1000,
     )
+    with suppress(PublishError):  # the repository cannot be written: the jobs' attempts report it
+        note_format(git.state_dir, version("briter-worker"))
     emit(events.WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
     try:
         counts = worker.run_once() if once else worker.run_forever()

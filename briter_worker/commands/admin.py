@@ -22,6 +22,7 @@ from briter_worker.settings import load_settings, settings_schema
 from briter_worker.sinks.store import StoreError
 from briter_worker.status import health_problems, read_status
 from briter_worker.wiring import (
+    check_site_format,
     open_copies,
     open_database,
     open_git,
@@ -107,6 +108,7 @@ def pull(
         raise UsageError(
             "pull is for a site with a work tree; a cluster has none", "omit BRITER_DATABASE_URL"
         )
+    check_site_format(settings)
     updated: list[str] = []
 
     def log(event: Event) -> None:

@@ -20,7 +20,7 @@ from briter_worker.git.folders import Folders
 from briter_worker.git.run import Git
 from briter_worker.job import count
 from briter_worker.status import PULL_COMMAND, read_status
-from briter_worker.wiring import open_database, open_repository, signer_of
+from briter_worker.wiring import check_site_format, open_database, open_repository, signer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +52,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     if worktree.state is State.ERROR:
         return
     yield attempt("git", lambda: _check_version(repository), f"git is {_MIN_GIT[0]}.{_MIN_GIT[1]} or newer")
+    yield attempt("format", lambda: check_site_format(settings), "this program knows the state of the site")
     yield from _check_signing(settings, repository.git.common_dir)
     yield attempt("ownership", repository.check_owner, "git trusts the repository's owner")
     yield attempt("branch", repository.check_branch, f"{repository.branch} is checked out")

@@ -33,6 +33,7 @@ from briter_worker.git import messages
 from briter_worker.git.command import Command, CommandTimeoutError, Limits
 from briter_worker.git.configuration import Configuration, conceal_secrets, normalize_key
 from briter_worker.git.environment import Surroundings, without
+from briter_worker.git.format import check_format
 from briter_worker.git.https import add_settings, has_own_header, is_not_accepted, parse_login
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Git(Surroundings):
         self._begun: dict[tuple[tuple[str, ...], bytes | None], Command] = {}
         self._aborted = threading.Event()
         self._is_given_up = False
+        self._state: Path | None = None
         self._unaccepted: set[str] = set()
         """Hosts that did not accept credentials with the first request."""
 
@@ -142,8 +144,14 @@ class Git(Surroundings):
 
     @property
     def state_dir(self) -> Path:
-        """Return the folder of the state that the worker trusts; only its owner can enter it."""
-        return _make_folder(self.common_dir / "briter")
+        """Return the folder of the state that the worker trusts; only its owner can enter it.
+
+        Raises UsageError if a later program has written the state.
+        """
+        if self._state is None:
+            check_format(self.common_dir / "briter")
+            self._state = _make_folder(self.common_dir / "briter")
+        return self._state
 
     @property
     def own_dir(self) -> Path:

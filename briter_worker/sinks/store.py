@@ -131,6 +131,13 @@ class SqliteStore:
         # A power cut may cost the last receipts; it never costs a post.
         connection.execute("PRAGMA synchronous=NORMAL")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > _VERSION:
+            # Not set aside as a damaged one is: the later program goes on with it.
+            raise StoreError(
+                f"{self.path} was written by a later version of Briter Worker (version {version} of its "
+                f"tables; this one knows {_VERSION})",
+                "install the later version again, or move the file away: its receipts are then not shown",
+            )
         is_odd = connection.execute(
             "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
         ).fetchone()

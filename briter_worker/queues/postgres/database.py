@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 import select
 import threading
 import time
@@ -102,7 +103,11 @@ class DatabaseError(UnavailableError):
 
 
 class VersionError(DatabaseError):
-    """The schema is older than this program, or missing."""
+    """The schema is older than this program, later than the program can work with, or missing."""
+
+
+class NoTablesError(VersionError):
+    """The schema is missing."""
 
 
 class Database:
@@ -169,7 +174,7 @@ class Database:
         except _ENVIRONMENT_ERRORS as error:
             raise _explain(error) from error
         except psycopg.errors.UndefinedTable as error:
-            raise VersionError("the database has no tables of Briter Worker", _UPGRADE) from error
+            raise NoTablesError("the database has no tables of Briter Worker", _UPGRADE) from error
 
     def _take_connection(self) -> tuple[ConnectionPool[Connection], Connection]:
         deadline = time.monotonic() + self.patience
@@ -189,19 +194,20 @@ class Database:
         try:
             with psycopg.connect(self.conninfo, autocommit=True) as connection:
                 _check_encoding(connection)
+                _check_needs(connection)
                 return _upgrade(connection)
         except psycopg.Error as error:
             raise _explain(error) from error
 
     def version(self) -> int:
         """Return the version of the schema; 0 where there is none."""
-        with contextlib.suppress(VersionError), self.connection() as connection:
+        with contextlib.suppress(NoTablesError), self.connection() as connection:
             found = connection.execute("SELECT max(version) FROM migrations").fetchone()
             return int(found[0] or 0) if found else 0
         return 0
 
     def check(self) -> None:
-        """Raise VersionError if the schema is too old for this program."""
+        """Raise VersionError if the schema is too old for this program, or too new."""
         version, needed = self.version(), needed_version()
         if version < needed:
             has = f"version {version}" if version else "no tables of Briter Worker"
@@ -255,9 +261,10 @@ class Database:
     def _try_to_connect(self) -> None:
         """Raise DatabaseError with the reason, which the pool does not report, if Postgres cannot be used."""
         try:
-            with psycopg.connect(self.conninfo) as connection:
+            with psycopg.connect(self.conninfo, autocommit=True) as connection:
                 _check_encoding(connection)
-        except psycopg.OperationalError as error:
+                _check_needs(connection)
+        except _ENVIRONMENT_ERRORS as error:
             raise _explain(error) from error
 
     def _open_pool(self) -> ConnectionPool[Connection]:
@@ -318,6 +325,8 @@ def _upgrade(connection: Connection) -> list[str]:
             connection.execute(
                 "INSERT INTO migrations (name, version) VALUES (%s, %s)", (name, int(name[:4]))
             )
+            if found := re.search(r"^-- needs: (\d+)$", script, re.MULTILINE):
+                connection.execute("UPDATE migrations SET needs = %s WHERE name = %s", (found[1], name))
     if missing:
         connection.execute(_RECONNECT)
     return [name for name, _ in missing]
@@ -339,6 +348,21 @@ def _check_encoding(connection: Connection) -> None:
             f"the database has the encoding {encoding}, and Briter Worker needs UTF8",
             "create a database with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and name it in "
             "BRITER_DATABASE_URL",
+        )
+
+
+def _check_needs(connection: Connection) -> None:
+    """Raise VersionError if a later program has changed the schema so that this one would misread it."""
+    try:
+        row = connection.execute("SELECT max(needs), max(version) FROM migrations").fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
+        return  # no tables yet, or those of a program before there was a number
+    needs, version = row or (0, 0)
+    if needs is not None and needs > needed_version():
+        raise VersionError(
+            f"the database has version {version}, which needs a program that knows version {needs}; "
+            f"this one knows {needed_version()}, and changed nothing",
+            "install on this machine the version of Briter Worker that the other nodes have",
         )
 
 
