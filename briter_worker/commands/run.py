@@ -16,7 +16,7 @@ from briter_worker.commands import Json, is_terminal, report, write
 from briter_worker.errors import UsageError
 from briter_worker.events import WorkerStarted
 from briter_worker.settings import Settings, load_settings
-from briter_worker.sinks.log import LogSink
+from briter_worker.sinks.log import LogSink, QuietLogSink
 from briter_worker.sinks.recorder import OpenedLater
 from briter_worker.wiring import another_watcher, open_post_watcher, open_queue, run_worker
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 def run(
     *,
     once: Annotated[bool, typer.Option("--once", help="Publish what is due, then exit.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="With --once: print nothing if nothing was due, for cron.")
+    ] = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Also turn changed posts into jobs, as the command watch does.")
     ] = False,
@@ -48,7 +51,9 @@ def run(
 ) -> None:
     """Publish what is due until SIGTERM. Prints one line per event: JSON unless at a terminal."""
     settings = _load(BRITER_WORKER_CONCURRENCY=workers, BRITER_METRICS_PORT=metrics_port)
-    log = _open_log(as_json=as_json)
+    if quiet and not once:
+        raise UsageError("--quiet is for --once: a worker that stays reports its start", "omit it")
+    log = _open_log(QuietLogSink if quiet else LogSink, as_json=as_json)
     open_metrics = None
     if settings.metrics_port:
         if find_spec("prometheus_client") is None:
@@ -121,12 +126,12 @@ def _open_metrics(settings: Settings) -> MetricsSink:
     return metrics
 
 
-def _open_log(*, as_json: bool = False) -> LogSink:
+def _open_log(kind: type[LogSink] = LogSink, *, as_json: bool = False) -> LogSink:
     if as_json or not is_terminal():
-        return LogSink.standard(report)
+        return kind.standard(report)
     from briter_worker.commands import output  # noqa: PLC0415 - as a service, the worker prints none of its words
 
-    return LogSink.standard(report, output.event_text)
+    return kind.standard(report, output.event_text)
 
 
 def _load(**flags: str | None) -> Settings:

@@ -11,12 +11,12 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from pydantic.alias_generators import to_camel
 
 from briter_worker.errors import one_line
-from briter_worker.events import Event, Progress, Warned
+from briter_worker.events import Event, Progress, Warned, WorkerStarted, WorkerStopped
 from briter_worker.job import format_time
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class LogSink:
     @classmethod
     def standard(
         cls, complain: Callable[[str], None], render: Callable[[dict[str, Any]], str] | None = None
-    ) -> LogSink:
+    ) -> Self:
         """Return the log on the process's standard output, if it has one."""
         stream = None if sys.stdout is None else io.FileIO(sys.stdout.fileno(), "w", closefd=False)
         return cls(stream, complain, render=render)
@@ -104,6 +104,26 @@ class LogSink:
         except (OSError, ValueError):
             self._is_cut = self._is_cut or 0 < len(left) < len(data)
             raise
+
+
+@dataclass(eq=False)
+class QuietLogSink(LogSink):
+    """Writes nothing of a run that finds nothing to do: cron starts one each minute."""
+
+    _started: WorkerStarted | None = None
+    """Not written yet: whether the run does anything is not known."""
+
+    def __call__(self, event: Event, /, site: str | None = None) -> None:
+        """Write the event, and before the first one the worker's start."""
+        if isinstance(event, WorkerStarted):
+            self._started = event
+            return
+        if isinstance(event, WorkerStopped) and self._started is not None:
+            return
+        if self._started is not None and not isinstance(event, Progress):
+            started, self._started = self._started, None
+            super().__call__(started, site)
+        super().__call__(event, site)
 
 
 def _await_room(stream: BinaryIO, patience: float) -> None:

@@ -20,7 +20,7 @@ from dashboards import TOKEN, serving
 from outcomes import assert_published, save
 from remotes import asks_for, http_remote
 from requirements import provide
-from sites import Result, eventually, program
+from sites import Result, eventually, events_in, program
 from standardwebhooks.webhooks import Webhook
 
 if TYPE_CHECKING:
@@ -138,12 +138,16 @@ def test_the_line_for_cron_takes_every_setting_from_the_one_file(site: Site) -> 
     line = (ROOT / "docs/how-to/crontab").read_text().splitlines()[-1].removeprefix("* * * * * ")
     line = line.replace("/etc/briter-worker.env", str(file)).replace("/srv/site-storage", str(site.storage))
     line = line.replace("/opt/briter-worker/bin/briter-worker", "briter-worker")
+    _follow([line], site.root)
+    log = site.storage / "worker.log"
+    assert log.read_text() == "", "a run with nothing to do writes nothing"
     site.save_post("page", "# Page\n", "docs/page.md")
 
     _follow([line], site.root)
 
     assert site.remote_file("docs/page.md") == "# Page\n"
-    assert '"event":"published"' in (site.storage / "worker.log").read_text()
+    names = [entry["event"] for entry in events_in(log.read_text())]
+    assert names == ["worker-started", "start", "published", "worker-stopped"]
 
 
 def test_the_token_of_the_https_recipe_outlives_a_host_that_refuses_it(site: Site) -> None:

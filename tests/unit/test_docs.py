@@ -153,6 +153,14 @@ def test_the_crontab_in_the_text_is_the_one_in_the_file() -> None:
     assert "\n".join(lines) in (HOW_TO / "cron.md").read_text()
 
 
+def test_the_log_of_cron_is_rotated_where_the_crontab_writes_it() -> None:
+    rules = (HOW_TO / "logrotate").read_text()
+    written = re.findall(r">>(\S+)", (HOW_TO / "crontab").read_text())
+    assert written
+    assert all(f"\n{log} {{" in rules for log in written)
+    assert "cron.md" in (HOW_TO / "symptoms.md").read_text()
+
+
 def test_the_unit_lets_a_running_push_end_and_does_not_repeat_a_wrong_setting() -> None:
     unit = (HOW_TO / "briter-worker.service").read_text()
     settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and line[0] != "#")
