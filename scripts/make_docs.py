@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel
 
 from briter_worker import events
 from briter_worker.allowlist import ADAPTER_EXCLUDED, EXCLUDED, FOLDERS
-from briter_worker.commands import build_app
+from briter_worker.commands import EPILOG, EXAMPLES, build_app
 from briter_worker.errors import FailureClass, FailureCode
 from briter_worker.job import job_schema
 from briter_worker.settings import settings_schema
@@ -364,16 +364,42 @@ def code_list(items: Iterable[str]) -> str:
     return ", ".join(f"`{item}`" for item in items) or "none"
 
 
+GROUPS = {
+    "Folders and paths": r"app_root|storage_root|queue_root|adapter|\w+_paths|git_worktree",
+    "Git and the remote": r"git_\w+|publish_\w+",
+    "Publishing and retries": r"worker_(?!concurrency|per_host)\w+|kind_\w+|history_\w+|plugins",
+    "Links": r"\w+_href_template|live_\w+",
+    "Webhooks": r"webhook_\w+|build_hook_\w+",
+    "Dashboard and metrics": r"dashboard_\w+|metrics_\w+|pull_secret|trusted_proxies|proxy_\w+",
+    "Cluster": r"database_url|site|worker_\w+|cache_root",
+    "Others": r"\w+",
+}
+"""The settings of each group by the pattern of their names; of several patterns, the first counts."""
+
+
+def setting_group(variable: str) -> str:
+    """Return the group in which the page shows a variable."""
+    name = variable.removeprefix("BRITER_").lower()
+    return next(group for group, pattern in GROUPS.items() if re.fullmatch(pattern, name))
+
+
 def configuration_page() -> str:
     """Return the page about settings and adapters."""
-    rows = []
+    rows: dict[str, list[list[str]]] = {group: [] for group in GROUPS}
     for key, described in settings_schema()["properties"].items():
         text, _, computed = described["description"].partition(" Default: ")
         literal = default_text(described.get("default", ""))
         default = computed.rstrip(".") or (f"`{literal}`" if literal else "empty")
         if key == "appRoot":
             default = "the current folder"
-        rows.append([f"`{described['title']}`", f"`{key}`", default, text + bounds_text(described)])
+        variable = described["title"]
+        row = [f"`{variable}`<br>`{key}`", default, text + bounds_text(described)]
+        rows[setting_group(variable)].append(row)
+    groups = [
+        f"### {group}\n\n{table(['variable, and key in config.json', 'default', 'meaning'], found)}"
+        for group, found in rows.items()
+        if found
+    ]
     folders = [
         [
             f"`{name}`",
@@ -389,7 +415,7 @@ def configuration_page() -> str:
         "one line that names the variable, the value and what is accepted; so does a key that occurs twice. "
         "Other keys of the file may belong to the CMS: the start ignores them, and `doctor` names those that "
         "look like a misspelt setting. Relative folders start at `BRITER_APP_ROOT`.",
-        table(["variable", "in config.json", "default", "meaning"], rows),
+        "Print the JSON Schema: `briter-worker schema config`.",
         "```json\n"
         "{\n"
         '  "adapter": "hugo",\n'
@@ -400,8 +426,9 @@ def configuration_page() -> str:
         "}\n"
         "```",
         "Lists are comma-separated in the environment, and may be JSON lists in the file. Only an explicit "
-        "false (`false`, `0`, `no`, `off`) turns the dry run off. "
-        "Print the JSON Schema: `briter-worker schema config`.",
+        "false (`false`, `0`, `no`, `off`) turns the dry run off.",
+        "## Settings",
+        *groups,
         "## Adapters",
         "`BRITER_ADAPTER` decides which folders a job may publish, with everything under them. "
         "`BRITER_ALLOWED_PATHS` adds folders.",
@@ -454,13 +481,16 @@ def commands_page() -> str:
             [f"`{parameter_text(each)}`", each.help or ""] for each in command.params if each.name != "help"
         ]
         parts += [f"## `{usage}`", command.help]
+        if example := EXAMPLES.get(name.removeprefix("briter-worker ")):
+            parts.append(f"Example: `{example}`")
         if rows:
             parts.append(table(["option", "meaning"], rows))
     return page(
         "The commands",
         "`python -m briter_worker …`, also installed as `briter-worker`. Every command that prints data "
         "takes `--json`, and prints plain columns into a pipe. An error is one line on standard error, with "
-        "its fix at the end.",
+        f"its fix at the end. {EPILOG.replace('BRITER_APP_ROOT', '`BRITER_APP_ROOT`')}",
+        "`briter-worker --install-completion` has the shell complete commands, options and slugs.",
         table(["exit status", "meaning"], EXIT_CODES),
         *parts,
     )

@@ -6,8 +6,9 @@ import gc
 import os
 import pwd
 import sys
+import time
 import traceback
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -30,7 +31,7 @@ from briter_worker.errors import (
 )
 from briter_worker.events import Event, Warned
 from briter_worker.settings import Settings, load_settings
-from briter_worker.wiring import open_database
+from briter_worker.wiring import open_database, open_history, open_queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +64,34 @@ _COMMANDS = {
 }
 """The module and the function or group of each command."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Wanted = Annotated[str, typer.Argument(metavar="ID-or-SLUG", help="Job id or post slug.")]
+EPILOG = "The site is the one in BRITER_APP_ROOT. [default: the current folder]"
+EXAMPLES = {
+    "run": "briter-worker run --once",
+    "enqueue": "briter-worker enqueue hello content/posts/hello.md -m 'Publish Hello'",
+    "list": "briter-worker list --status failed",
+    "show": "briter-worker show hello --watch",
+    "undo": "briter-worker undo hello",
+    "pause": "briter-worker pause --for 30m --reason 'Moving the server'",
+}
+_MAX_COMPLETED = 100
+"""Newest receipts whose slugs a shell completes."""
+
+
+def complete_slug(incomplete: str) -> list[str]:
+    """Return the slugs that a shell offers: those in the queue, then those published last."""
+    slugs: dict[str, None] = {}
+    with suppress(Exception):  # a shell has no use for an error
+        settings = read_site(None)
+        slugs |= dict.fromkeys(row.job.slug for row in open_queue(settings).jobs(time.time()))
+        with closing(open_history(settings)) as history:
+            slugs |= dict.fromkeys(each.slug for each in history.receipts(limit=_MAX_COMPLETED))
+    return [slug for slug in slugs if slug.startswith(incomplete) and slug.isprintable()]
+
+
+Wanted = Annotated[
+    str,
+    typer.Argument(metavar="ID-or-SLUG", help="Job id or post slug.", autocompletion=complete_slug),
+]
 SiteOption = Annotated[
     str | None,
     typer.Option("--site", metavar="NAME", help="Site to act on (cluster only). [env: BRITER_SITE]"),
@@ -184,6 +212,7 @@ def build_app(wanted: str | None = None) -> typer.Typer:
     app = typer.Typer(
         name="briter-worker",
         help="Publish the posts of a flat-file CMS through git.",
+        epilog=EPILOG,
         add_completion=wanted not in _COMMANDS,
         no_args_is_help=True,
         rich_markup_mode=None,
@@ -197,7 +226,8 @@ def build_app(wanted: str | None = None) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(name, cls=_Command)(command)
+            example = f"Example: {EXAMPLES[name]}\n\n" if name in EXAMPLES else ""
+            app.command(name, cls=_Command, epilog=f"{example}{EPILOG}")(command)
     return app
 
 

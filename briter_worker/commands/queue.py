@@ -14,7 +14,18 @@ import typer
 from briter_worker import client
 from briter_worker.actions import show_difference, steer, undo_post
 from briter_worker.allowlist import PathRefusedError, is_inside
-from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, report, user_name, warn, write
+from briter_worker.commands import (
+    Json,
+    SiteOption,
+    Wanted,
+    complete_slug,
+    output,
+    read_site,
+    report,
+    user_name,
+    warn,
+    write,
+)
 from briter_worker.errors import DeclinedError, UsageError, many_lines, one_line
 from briter_worker.status import job_to_json, lock_holder, post_to_json, read_status
 from briter_worker.wiring import open_history, open_postgres_queue, open_queue
@@ -61,7 +72,9 @@ Root = Annotated[
 
 
 def enqueue(
-    slug: Annotated[str, typer.Argument(metavar="SLUG", help="Slug of the post.")],
+    slug: Annotated[
+        str, typer.Argument(metavar="SLUG", help="Slug of the post.", autocompletion=complete_slug)
+    ],
     paths: Paths,
     *,
     message: Message = None,
@@ -281,7 +294,10 @@ def _watch(settings: Settings, wanted: str) -> int:
 
 
 def retry(
-    wanted: Annotated[str | None, typer.Argument(metavar="ID-or-SLUG", help="Job id or post slug.")] = None,
+    wanted: Annotated[
+        str | None,
+        typer.Argument(metavar="ID-or-SLUG", help="Job id or post slug.", autocompletion=complete_slug),
+    ] = None,
     *,
     everything: Annotated[bool, typer.Option("--all", help="Retry all that a retry can help.")] = False,
     site: SiteOption = None,
@@ -348,7 +364,9 @@ def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) ->
 
 
 def undo(
-    slug: Annotated[str, typer.Argument(metavar="SLUG", help="Slug of the post.")],
+    slug: Annotated[
+        str, typer.Argument(metavar="SLUG", help="Slug of the post.", autocompletion=complete_slug)
+    ],
     *,
     to: Annotated[
         str | None, typer.Option(metavar="COMMIT", help="Version of this commit. [default: the one before]")

@@ -334,6 +334,36 @@ def test_with_cron_health_asks_only_for_a_usable_queue(site: Site) -> None:
 # schema, version, and what goes wrong
 
 
+def test_the_help_names_the_site_and_has_an_example(site: Site) -> None:
+    for command in ("", "enqueue", "list", "status"):
+        said = " ".join(site.command(*command.split(), "--help").stdout.split())
+        assert "The site is the one in BRITER_APP_ROOT." in said
+    said = " ".join(site.command("enqueue", "--help").stdout.split())
+    assert "Example: briter-worker enqueue hello content/posts/hello.md -m 'Publish Hello'" in said
+
+
+def test_a_shell_completes_slugs_of_the_queue_and_of_what_was_published(site: Site) -> None:
+    site.save_post("hello", "# Hello\n")
+    site.run_once()
+    site.save("help-wanted", [POST], scheduledFor="2099-01-01")
+    site.save("other", [POST], scheduledFor="2099-01-01")
+    for command in ("show", "retry", "cancel", "undo"):
+        words = {"COMP_WORDS": f"briter-worker {command} hel", "COMP_CWORD": "2"}
+        said = site.command(**words, _BRITER_WORKER_COMPLETE="complete_bash").stdout
+        assert sorted(said.split()) == ["hello", "help-wanted"], command
+    nowhere = {"BRITER_WORKER_MAX_ATTEMPTS": "many", **words}
+    assert site.command(**nowhere, _BRITER_WORKER_COMPLETE="complete_bash").stderr == ""
+
+
+def test_the_package_knows_its_version(site: Site) -> None:
+    said = site.shell(
+        "$worker --version; ${worker% -m*} -c 'import briter_worker as b; print(b.__version__)'"
+    )
+    command, package = said.stdout.split("\n")[:2]
+    assert command == f"briter-worker {package}"
+    assert re.fullmatch(r"\d+\.\d+.*", package)
+
+
 def test_the_schemas_are_json(site: Site) -> None:
     job, config = (site.command("schema", what).json() for what in ("job", "config"))
     assert {"slug", "paths"} <= set(job["required"])

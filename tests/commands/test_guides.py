@@ -20,7 +20,7 @@ from dashboards import TOKEN, serving
 from outcomes import assert_published, save
 from remotes import asks_for, http_remote
 from requirements import provide
-from sites import Result, eventually, events_in, program
+from sites import Result, events_in, eventually, program
 from standardwebhooks.webhooks import Webhook
 
 if TYPE_CHECKING:
@@ -77,22 +77,26 @@ def test_the_tutorial_publishes_holds_and_refuses(tmp_path: Path) -> None:
     assert "none of its paths may be published" in said
 
 
-def test_the_readmes_five_minutes_publish_a_post_of_ones_own_site(site: Site) -> None:
-    _, job, install, *steps = _commands("README.md")
+def test_the_readmes_five_minutes_publish_a_first_and_a_second_post(site: Site) -> None:
+    _, install, first, daemon, second = _commands("README.md")
     assert "pip install --constraint constraints.txt ." in install
     site.write_post("content/posts/hello.md", "# Hello\n")
-    here = [
-        step.replace("/srv/site-storage", str(site.storage)).replace("/srv/site", str(site.worktree))
-        for step in steps
-    ]
+    first, second = (
+        block.replace("/srv/site-storage", str(site.storage)).replace("/srv/site", str(site.worktree))
+        for block in (first, second)
+    )
 
-    said = _follow(here, site.root)
+    said = _follow([first], site.root)
 
     assert '"event":"published"' in said
     assert site.subjects() == ["Publish Hello", "Start the site"]
-    site.write_post("content/posts/hello.md", "# Hello again\n")
-    _follow([f"cd {site.root}", job], site.root)
-    assert [entry["slug"] for entry in site.run_once().of("published")] == ["hello"]
+    settings = [line for line in first.splitlines() if line.startswith("export ")]
+    assert daemon.strip() == "briter-worker run"
+    with site.running():
+        said = _follow([*settings, second], site.root)
+    assert "published as " in said
+    assert site.subjects()[0] == "One more line"
+    assert site.remote_file("content/posts/hello.md") == "# Hello\nOne more line.\n"
 
 
 def test_a_publication_is_looked_at_and_undone(site: Site) -> None:
@@ -261,7 +265,10 @@ def _follow_as_administrator(site: Site, pages: dict[str, list[str]], **replaced
     programs = site.root / "opt/briter-worker/bin"
     for folder in (
         programs,
-        *(site.root / each for each in ("etc/systemd/system", "home/.ssh", "tmp", "srv/cms")),
+        *(
+            site.root / each
+            for each in ("etc/systemd/system", "etc/logrotate.d", "home/.ssh", "tmp", "srv/cms")
+        ),
     ):
         folder.mkdir(parents=True, exist_ok=True)
     for name, script in STAND_INS.items():

@@ -158,7 +158,6 @@ def test_the_log_of_cron_is_rotated_where_the_crontab_writes_it() -> None:
     written = re.findall(r">>(\S+)", (HOW_TO / "crontab").read_text())
     assert written
     assert all(f"\n{log} {{" in rules for log in written)
-    assert "cron.md" in (HOW_TO / "symptoms.md").read_text()
 
 
 def test_the_unit_lets_a_running_push_end_and_does_not_repeat_a_wrong_setting() -> None:
