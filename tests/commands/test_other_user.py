@@ -55,10 +55,15 @@ def _cms(site: Site, script: str) -> None:
     subprocess.run([*_as(CMS), "bash", "-euc", script], cwd=site.worktree, check=True)
 
 
-def _run_once(site: Site, command: str = "run --once") -> Result:
+def _run_once(site: Site, command: str = "run --once", before: str = "") -> Result:
     python, env = python_for_everybody(_as(WORKER))
     done = subprocess.run(
-        [*_as(WORKER), "bash", "-c", f"umask 027; exec {shlex.quote(python)} -m briter_worker {command}"],
+        [
+            *_as(WORKER),
+            "bash",
+            "-c",
+            f"{before} umask 027; exec {shlex.quote(python)} -m briter_worker {command}",
+        ],
         env=site.environment(**env),
         cwd=site.worktree,
         capture_output=True,
@@ -162,3 +167,15 @@ def test_a_folder_that_the_worker_may_not_enter_concerns_its_own_post_alone(site
     (failed,) = result.of("failed")
     assert (failed["slug"], failed["failure"], failed["attempt"]) == ("closed", "unsettled", 1)
     assert "retryAt" in failed
+
+
+def test_a_user_without_a_home_and_without_a_passwd_entry_can_do_everything(site: Site) -> None:
+    nobody = "unset HOME USER LOGNAME XDG_CONFIG_HOME;"
+    write = "echo new > content/posts/new.md"
+    subprocess.run([*_as(WORKER), "bash", "-euc", write], cwd=site.worktree, check=True)
+    commands = ("enqueue new content/posts/new.md", "run --once", "pull", "history", "status", "retry --all")
+    for command in commands:
+        done = _run_once(site, command, nobody)
+        assert (done.returncode, done.stderr) == (0, ""), done
+    doctor = _run_once(site, "doctor --json", nobody)
+    assert doctor.finding("remote")["state"] == "ok", doctor.stdout
