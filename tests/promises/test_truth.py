@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -466,3 +467,27 @@ def test_a_file_that_a_user_restores_is_unchanged_and_the_log_says_that_git_wrot
     assert done["reason"] == "git has written content/posts/welcome.md since the save"
     site.save("a", ["content/posts/welcome.md"])
     assert "reason" not in only(site.run_once(), "nochange")
+
+
+# Quiet time
+
+
+def test_the_quiet_time_ends_under_cron_although_the_cms_rewrites_its_job_file(site: Site) -> None:
+    now = time.time()
+    site.write_post("content/posts/a.md", "a\n")
+    job = site.queue / "a.json"
+
+    def save_over(at: float) -> None:
+        document = {"slug": "a", "paths": ["content/posts/a.md"], "createdAt": format_time(at)}
+        partial = job.with_suffix(".tmp")
+        partial.write_text(json.dumps(document))
+        partial.rename(job)
+
+    quiet = {"BRITER_WORKER_QUIET_MS": "60000", "BRITER_WORKER_QUIET_MAX_MS": "60000"}
+    for at in (now - 50, now - 30, now):
+        save_over(at)
+        assert site.run_once(**quiet).of("start") == []
+    bounded = quiet | {"BRITER_WORKER_QUIET_MAX_MS": "45000"}
+    assert_published(site, site.run_once(**bounded))
+    save_over(time.time())
+    assert site.run_once(**bounded).of("start") == [], "the next save has a quiet time of its own"

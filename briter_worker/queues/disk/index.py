@@ -97,6 +97,13 @@ class Index:
     """Counts the changes of what follows from the entries."""
     _recorded: dict[str, Any] | None = None
     """The record, while one look needs it."""
+    _first_saves: dict[str, float] | None = None
+    """When the posts in their quiet time were saved first, by slug, as an earlier process knew it.
+
+    Read before the first look; empty after it. A CMS may have written over the files since.
+    """
+    _stored_saves: tuple[int, dict[str, float] | None] = (-1, None)
+    """The version whose first saves are stored, and these."""
     _is_record_old: bool = True
     _stuck: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Until when files that could not be moved or read are left alone, and why."""
@@ -127,12 +134,14 @@ class Index:
             changed = self.watcher.changes(folder.descriptor)
             began = time.monotonic()
             is_scan = changed is None or began >= self._next_scan
+            self._read_first_saves()
             try:
                 if is_scan:
                     changed = self.entries.keys() | set(filter(is_job_name, folder.names()))
                 for name in changed or ():
                     self._look(folder, name)
                 self._write_record()
+                self._write_first_saves()
             except BaseException:
                 self._next_scan = -math.inf  # the watcher does not name these files again
                 raise
@@ -188,6 +197,8 @@ class Index:
             if known.job.created_at == job.created_at:
                 ends = [each for each in (job.quiet_until, known.job.quiet_until) if each is not None]
                 job = job.model_copy(update={"quiet_until": min(ends, default=None)})
+        if first := (self._first_saves or {}).get(job.slug):
+            job = job.model_copy(update={"first_saved_at": min(first, job.first_saved_at or first)})
         return replace(file, job=self.quiet.apply(job, saved_at, *earlier))
 
     def _compacted(self, job: Job) -> Job:
@@ -227,6 +238,38 @@ class Index:
                     folder.replace(self.record.name, record.encode())
                     folder.sync()
             self._is_record_old = False
+
+    def _read_first_saves(self) -> None:
+        if self._first_saves is not None:
+            return
+        self._first_saves = {}
+        if self._saves_file is None or not self.quiet.after_save:
+            return
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+            found = json.loads(self._saves_file.read_text("ascii"))
+            self._first_saves = {str(slug): float(at) for slug, at in found.items()}
+
+    def _write_first_saves(self) -> None:
+        """Store when the posts in their quiet time were saved first, where that changed."""
+        self._first_saves = {}
+        if self._saves_file is None or not self.quiet.after_save or self._stored_saves[0] == self.version:
+            return
+        saves: dict[str, float] = {}
+        for entry in self.entries.values():
+            slug, first = entry.job.slug, entry.job.first_saved_at
+            if slug and first is not None and (entry.is_pending or entry.problem):
+                saves[slug] = min(first, saves.get(slug, first))
+        with contextlib.suppress(OSError):  # as for the record
+            if saves != self._stored_saves[1] and (saves or self._saves_file.exists()):
+                self._saves_file.parent.mkdir(mode=0o700, exist_ok=True)
+                with Folder.open(self._saves_file.parent) as folder:
+                    folder.replace(self._saves_file.name, json.dumps(saves, sort_keys=True).encode())
+                    folder.sync()
+            self._stored_saves = (self.version, saves)
+
+    @property
+    def _saves_file(self) -> Path | None:
+        return self.record.with_name("first-saves") if self.record is not None else None
 
     def _read_record(self) -> str:
         with contextlib.suppress(OSError, ValueError):
