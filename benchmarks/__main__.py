@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 
-from benchmarks import drain, held, latency, start, watch, web
+from benchmarks import drain, held, latency, link, start, watch, web
 from benchmarks.cluster import section as cluster
 from benchmarks.lab import PROJECT, laboratory, say
 from benchmarks.report import fill_pages, read_machine, write
@@ -15,6 +15,7 @@ from benchmarks.report import fill_pages, read_machine, write
 _BENCHMARKS = {
     "drain": drain.measure,
     "latency": latency.measure,
+    "link": link.measure,
     "held": held.measure,
     "start": start.measure,
     "watch": watch.measure,

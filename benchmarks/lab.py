@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PROJECT = Path(__file__).resolve().parent.parent
 FOLDER = "content/posts"
 _IDENTITY = "[user]\n\tname = A Person\n\temail = person@example.org\n"
-_OURS = ("GIT_", "BRITER_", "PYTHON", "XDG_")
+_OURS = ("GIT_", "BRITER_", "PYTHON", "XDG_", "SSL_CERT_", "CURL_CA_")
 _LONGEST_S = 600.0
 _WORDS = ("git", "post", "queue", "remote", "branch", "commit", "folder", "garden", "river", "mountain")
 

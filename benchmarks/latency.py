@@ -81,11 +81,11 @@ def _ways(lab: Lab, posts: int, stack: ExitStack) -> dict[str, Callable[[int], f
     script = shutil.which("gitwatch") or shutil.which("gitwatch.sh")
     if script and shutil.which("inotifywait"):
         watched = stack.enter_context(lab.site(posts))
-        stack.enter_context(_gitwatch(watched, script))
-        ways[WATCHED] = lambda number: _watch(watched, number)
+        stack.enter_context(gitwatch(watched, script))
+        ways[WATCHED] = lambda number: watch(watched, number)
         watching = stack.enter_context(lab.site(posts))
         stack.enter_context(daemon(watching.root, watching.environment(), "--watch", is_read=True))
-        ways[OURS_WATCHED] = lambda number: _watch(watching, number)
+        ways[OURS_WATCHED] = lambda number: watch(watching, number)
     return ways
 
 
@@ -113,7 +113,8 @@ def commit(site: Site, number: int) -> float:
 
 
 @contextmanager
-def _gitwatch(site: Site, script: str) -> Iterator[None]:
+def gitwatch(site: Site, script: str) -> Iterator[None]:
+    """Have gitwatch publish what is edited."""
     process = subprocess.Popen(
         [script, "-s", "0", "-r", "origin", "-b", "main", str(site.worktree / FOLDER)],
         cwd=site.worktree,
@@ -130,7 +131,8 @@ def _gitwatch(site: Site, script: str) -> Iterator[None]:
         process.wait()
 
 
-def _watch(site: Site, number: int) -> float:
+def watch(site: Site, number: int) -> float:
+    """Return the seconds from the edit to the remote, by what watches the site."""
     before, began = tip(site.remote), time.perf_counter()
     site.edit(number)
     return wait_until_moved(site.remote, before) - began

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 import requirements
+from links import link
 from remotes import Exchange, HttpRemote, asks_for, cuts_after, http_remote, sshd
 
 from briter_worker.allowlist import Allowlist
@@ -450,3 +452,29 @@ def test_an_ssh_key_is_used_by_its_place(farm: Farm, blog: Site) -> None:
         move(farm, url)
         save(farm, "c", {"content/c.md": "C\n"})
         assert farm.fail_once(HOME=str(home)).of("failed")[0]["failure"] == "auth"
+
+
+@pytest.mark.parametrize(("other_key", "connections"), [("client", 3), ("other", 4)])
+def test_sites_of_a_host_share_a_connection_only_if_they_use_one_key(
+    farm: Farm, other_key: str, connections: int
+) -> None:
+    """Each clone opens a connection of its own."""
+    farm.add("blog", "shop")
+    with sshd(farm.root / "ssh") as server, link(server.port) as line:
+        host = replace(server, port=line.port)
+        host.introduce()
+        host.make_key("other")
+        known = [(host.folder / f"{name}.pub").read_text() for name in ("client", "other")]
+        (host.folder / "authorized_keys").write_text("".join(known))
+        home = farm.root / "home"
+        home.mkdir()
+        ssh = host.command.replace(f"-i {host.folder}/client ", "").replace(f"-p {host.port} ", "")
+        (home / ".gitconfig").write_text(f'[core]\n\tsshCommand = "{ssh}"\n')
+        for name, key in (("blog", "client"), ("shop", other_key)):
+            url = f"ssh://127.0.0.1:{host.port}{farm.remote(name)}"
+            site = sites.Site(name, url, "main", "local-mdx", credentials={"sshKey": str(host.folder / key)})
+            sites.change(farm.database, site, farm.settings())
+            farm.save(name, "a")
+        done = farm.once(HOME=str(home), BRITER_WORKER_CONCURRENCY="1")
+        assert len(done.of("published")) == 2
+        assert line.connections == connections
