@@ -12,11 +12,13 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import psutil
+from remotes import sshd
 from sites import Site, events_in, eventually
 
 from soak.ledger import PROMISES, Found, Ledger, judge
@@ -38,6 +40,8 @@ _SOMETIMES = {
     "pulls": {"BRITER_GIT_PULL_INTERVAL_MS": "300"},
 }
 """Settings that some of the sites have, while workers are killed."""
+_BY_SSH = 0.3
+"""This share of the sites has a remote by ssh, and workers that keep connections to it."""
 _LASTING = {"conflicts.json", "scheduled", "lock", "undo.lock"}
 """Files of the worker that stay."""
 _RUNS = 8
@@ -114,11 +118,31 @@ class World:
                 self._env |= values
                 self.found.figures[f"sites with {name}"] += 1
         self.found.figures["sites with watch"] += self._is_watched
+        self._is_by_ssh = self._dice.random() < _BY_SSH
+        self.found.figures["sites by ssh"] += self._is_by_ssh
         # Some sites begin with dry runs, and go live in the middle of it all.
         self._dry_until = len(kills) // 2 if self._dice.random() < 0.4 else 0
 
     def live(self) -> Found:
         """Kill every worker, come to rest, and return which promises were broken."""
+        with self._reached_by_ssh() if self._is_by_ssh else nullcontext():
+            self._live()
+        return self.found
+
+    @contextmanager
+    def _reached_by_ssh(self) -> Iterator[None]:
+        """Have the site's remote behind sshd, and the workers keep connections to it."""
+        sockets = Path(tempfile.mkdtemp(prefix="b", dir="/tmp"))  # a socket's path is short
+        self._site = replace(self._site, env={**self._site.env, "TMPDIR": str(sockets)})
+        with sshd(self._site.root / "sshd") as host:
+            self._site.git("config", "core.sshCommand", host.command)
+            self._site.git("remote", "set-url", "origin", host.url(self._site.remote))
+            yield
+        left = [*sockets.rglob("*")]
+        self.found.unsound += [f"{path} is left of an ssh connection" for path in left if path.is_socket()]
+        shutil.rmtree(sockets)
+
+    def _live(self) -> None:
         site = self._site
         self._colleague = Colleague(site.remote, self._ledger, self._new_dice(), TITLED, CONTESTED)
         self._faults = RemoteFaults(site)
@@ -132,7 +156,6 @@ class World:
             raise self._errors[0]
         self._come_to_rest()
         self._audit()
-        return self.found
 
     def _new_dice(self) -> random.Random:
         return random.Random(self._dice.random())
