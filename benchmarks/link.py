@@ -56,7 +56,7 @@ class Remote:
 
 def measure(lab: Lab) -> Section:
     """Measure one save over links of several lengths, and bursts over one of them, by ssh and https."""
-    saves = 3 if lab.quick else 20
+    saves = 3 if lab.quick else 15
     taken: dict[tuple[str, int, str], list[float]] = {}
     bursts: dict[tuple[str, int, str], list[float]] = {}
     for scheme, open_remote in (("ssh", _ssh), ("https", _https)):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from briter_worker.git.configuration import Setting
 
+_KEEP_S = 60.0
 _AUTHORIZATION = re.compile(r"http\.(?:.*\.)?extraheader", re.DOTALL)
 _NOT_ACCEPTED = re.compile(
     r"returned error: (?:30\d|401|403)|Authentication failed|could not read (?:Username|Password)|redirect",
@@ -59,6 +60,33 @@ class Login:
     def described(self, url: str) -> bytes:
         """Return what `git credential approve` reads."""
         return os.fsencode(f"url={url}\nusername={self.username}\npassword={self.password}\n\n")
+
+
+class Logins:
+    """The credentials that remotes accepted a moment ago: the helpers need not be asked for each command."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, Login]] = {}
+        self._refused: set[str] = set()
+
+    def get(self, url: str, now: float) -> Login | None:
+        """Return what was accepted a moment ago."""
+        until, login = self._known.get(url, (0.0, None))
+        return login if now < until else None
+
+    def keep(self, url: str, login: Login, now: float) -> None:
+        """Remember credentials that were accepted."""
+        self._known[url] = now + _KEEP_S, login
+
+    def forget(self, url: str, *, is_fresh: bool) -> None:
+        """Forget credentials that were not accepted; if they were just found, leave the login to git."""
+        self._known.pop(url, None)
+        if is_fresh:
+            self._refused.add(url)
+
+    def is_refused(self, url: str) -> bool:
+        """Return True if the host did not accept credentials with the first request."""
+        return url in self._refused
 
 
 def parse_login(url: str, filled: bytes) -> Login | None:

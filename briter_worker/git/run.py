@@ -34,7 +34,7 @@ from briter_worker.git.command import Command, CommandTimeoutError, Limits
 from briter_worker.git.configuration import Configuration, conceal_secrets, normalize_key
 from briter_worker.git.environment import Surroundings, without
 from briter_worker.git.format import check_format
-from briter_worker.git.https import add_settings, has_own_header, is_not_accepted, parse_login
+from briter_worker.git.https import Logins, add_settings, has_own_header, is_not_accepted, parse_login
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -83,8 +83,7 @@ class Git(Surroundings):
         self._aborted = threading.Event()
         self._is_given_up = False
         self._state: Path | None = None
-        self._unaccepted: set[str] = set()
-        """Hosts that did not accept credentials with the first request."""
+        self._logins = Logins()
 
     @property
     def _limits(self) -> Limits:
@@ -268,26 +267,29 @@ class Git(Surroundings):
         self, args: Sequence[str], watch: Callable[[bytes], object], url: str
     ) -> tuple[subprocess.Popen[bytes], bytes, str]:
         """Run the command with the credentials in its first request, if they are known."""
-        login = self._find_login(url)
+        login, is_fresh = self._logins.get(url, time.monotonic()), False
+        if login is None:
+            login, is_fresh = self._find_login(url), True
         if login is None:
             return self._complete(args, watch)
         conceal_secrets(login.as_address())
         env = add_settings(self.variables(self.settings), login.settings())
         process, out, said = self._complete(args, watch, env)
         if process.returncode and is_not_accepted(said):
-            self._unaccepted.add(login.host)
+            self._logins.forget(url, is_fresh=is_fresh)
             return self._complete(args, watch)
-        if process.returncode == 0 and self.access is None:
-            self.attempt("credential", "approve", stdin=login.described(url))  # as git does
+        if process.returncode == 0 and is_fresh:
+            self._logins.keep(url, login, time.monotonic())
+            if self.access is None:
+                self.attempt("credential", "approve", stdin=login.described(url))  # as git does
         return process, out, said
 
     def _find_login(self, url: str) -> Login | None:
         """Return the credentials for the URL; None if there are none, or the host did not accept them."""
-        if has_own_header(self.settings):
+        if self._logins.is_refused(url) or has_own_header(self.settings):
             return None
         status, filled, _ = self.attempt("credential", "fill", stdin=os.fsencode(f"url={url}\n\n"))
-        login = None if status else parse_login(url, filled)
-        return None if login is None or login.host in self._unaccepted else login
+        return None if status else parse_login(url, filled)
 
     def _ask_by_ssh(
         self, args: Sequence[str], watch: Callable[[bytes], object], url: str

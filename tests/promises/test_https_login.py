@@ -139,6 +139,27 @@ def test_the_helper_is_told_what_was_accepted_as_git_does(client: Client) -> Non
     assert client.helper_calls() == ["get", "store"]
 
 
+def test_a_helper_is_not_asked_again_within_a_minute(client: Client) -> None:
+    client.use_helper()
+    with client.repository() as repository:
+        repository.remote_tip()
+        repository.remote_tip()
+    assert client.asked == ["GET as me", "POST as me"] * 2
+    assert client.helper_calls() == ["get", "store"]
+
+
+def test_a_token_that_was_replaced_meanwhile_is_asked_for_at_once(client: Client) -> None:
+    client.use_helper()
+    with client.repository() as repository:
+        repository.remote_tip()
+        client.behaviour = asks_for("me", "another-password")
+        client.use_helper("another-password")
+        assert repository.remote_tip()
+        client.asked.clear()
+        assert repository.remote_tip()
+    assert client.asked == ["GET as me", "POST as me"]
+
+
 def test_credentials_that_are_wrong_are_asked_for_again_by_git_alone(client: Client) -> None:
     client.use_helper("wrong-horse-battery")
     with pytest.raises(PublishError) as caught:
