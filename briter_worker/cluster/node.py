@@ -60,6 +60,9 @@ _REPORT_S = 2.0
 _STEADY_S = 10.0
 """Every living node has reported itself once Postgres has answered for this time."""
 _HOUSEKEEPING_S = 600.0
+_LISTEN_S = 30.0
+_REPORT_WITHIN_S = 5.0
+"""A heartbeat that takes longer is none: the connection is opened again."""
 _FIRST_PAUSE_S = 0.5
 _PARK_S = 1.0
 """A drain that takes longer gives its slot back, and goes on."""
@@ -83,7 +86,8 @@ def run_node(
     url, plans = settings.database_url, "force_generic_plan"  # to plan a statement costs more than to run it
     with (
         closing(Database(url, connections=workers, plan_cache_mode=plans)) as database,
-        closing(Database(url, connections=1)) as own,  # the drains' statements are planned in few connections
+        # The drains' statements are planned in few connections.
+        closing(Database(url, connections=1, answer_within=_REPORT_WITHIN_S)) as own,
     ):
         if once:
             database.check()
@@ -174,6 +178,7 @@ class Node:
         self._name = f"{socket.gethostname()}-{secrets.token_hex(3)}:{os.getpid()}"
         self._health = Health(settings, log)
         self._leases = Leases(database, self._name, settings)
+        self._sweeps = Leases(own, self._name, settings)
         plugins = Plugins(settings.plugins)
         self.ssh = open_ssh(settings)
         self._drains = SiteDrains(
@@ -285,10 +290,11 @@ class Node:
                 self._database.set_clock(self._own.now())  # one that took no site knows the time, too
             if now >= self._poll_at:
                 self._poll_at = self._look_at = now + self._poll
-                self._swept = self._leases.sweep(is_steady=self._outage.is_steady(), besides=self._resting())
+                self._swept = self._sweeps.sweep(is_steady=self._outage.is_steady(), besides=self._resting())
                 self._wake()
         except DatabaseError as error:
             self._outage.begin(error)
+            self._own.give_up(self._database)  # the drains' threads wait for the same server
         if now >= self._look_at:
             self._look_at = math.inf
             self._wake()
@@ -312,21 +318,19 @@ class Node:
     def _listen(self) -> None:
         """Wake the drains' threads when a site is woken; the poll covers what nobody heard."""
         while not self._is_ending:
-            with (
-                suppress(psycopg.Error),
-                psycopg.connect(self._database.conninfo, autocommit=True) as connection,
-            ):
+            with suppress(DatabaseError, psycopg.Error), self._own.connected() as connection:
                 connection.execute(f"LISTEN {CHANNEL}")
                 while not self._is_ending:
                     self._wake()
-                    for _ in connection.notifies(stop_after=1):
+                    for _ in connection.notifies(timeout=_LISTEN_S, stop_after=1):
                         pass
+                    connection.execute("SELECT 1")  # a listener that hears nothing may be cut off
             time.sleep(1.0)
 
     def _keep_house(self) -> None:
         """Delete blobs that nothing refers to, and old receipts. No failure of a step ends the thread."""
         while not self._is_ending:
-            for step in (partial(collect_blobs, self._own), self.sinks.retire):
+            for step in (partial(collect_blobs, self._database), self.sinks.retire):
                 try:
                     step()
                 except (DatabaseError, StoreError):

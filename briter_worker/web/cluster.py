@@ -45,6 +45,10 @@ _MEASURED = 20
 """Sites with series of their own in the metrics if none were asked for: those in trouble, and the busiest."""
 _PATIENCE_S = 3.0
 """A visitor waits for a lost database no longer; a node does."""
+_ANSWER_S = 6.0
+"""The longest statement of a page or a call."""
+_CONNECTIONS = 10
+"""One for each thread that answers requests, and for those that read in the background."""
 _SHOW: dict[str, tuple[str, Callable[[SiteSummary], bool]]] = {
     "all": ("all sites", lambda _site: True),
     "trouble": ("sites in trouble", lambda site: site.has_trouble),
@@ -76,7 +80,7 @@ class Cluster:
     def __init__(self, settings: Settings, *, log: LogSink, complain: Callable[[str], None]) -> None:
         self.settings = settings
         self.database: Database = wiring.open_database(settings)
-        self.database.patience = _PATIENCE_S
+        self.database.limit(connections=_CONNECTIONS, patience=_PATIENCE_S, answer_within=_ANSWER_S)
         self.feed = Feed(self._news)
         self._log = log
         self._complain = complain

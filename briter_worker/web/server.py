@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import os
 import signal
 import socket
 import sys
@@ -63,6 +64,8 @@ MAX_CONNECTIONS_PER_ADDRESS = 200
 """Of a visitor; a trusted proxy has as many as it needs."""
 _KEEP_ALIVE_S = 30
 _SHUTDOWN_S = 1
+_END_S = 5.0
+"""The process ends so long after a signal, whatever its threads wait for."""
 _SWITCH_S = 0.0005
 """Time that a request waits for a thread that computes; Python's 5 ms, several times, is a slow page."""
 _BACKLOG = 1024
@@ -368,6 +371,11 @@ def serve(
     server = uvicorn.Server(config)
 
     def stop(_number: int, _frame: object) -> None:
+        if not server.should_exit:
+            # Threads wait for git, for a disk or for Postgres, and Python waits for threads.
+            ending = threading.Timer(_END_S, os._exit, [0])
+            ending.daemon = True
+            ending.start()
         server.should_exit = True
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import re
 import select
+import socket
 import threading
 import time
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import conninfo
@@ -24,25 +26,28 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 from briter_worker.errors import UnavailableError, conceal, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     from psycopg.rows import TupleRow
 
     Connection = psycopg.Connection[TupleRow]
 
 _CONNECT_TIMEOUT_S = 10.0
+_ANSWER_S = 60.0
+_GRACE_S = 2.0
+"""A statement's error message may take so long to arrive."""
 _SESSION = {
     "search_path": "briter",
     # A node that was suspended or cut off in the middle of a transaction holds locks that others wait for.
     "idle_in_transaction_session_timeout": "10s",
-    "statement_timeout": "60s",
     "lock_timeout": "30s",
     "synchronous_commit": "on",
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "2",
 }
-# A cut cable says nothing: without these, an answer is awaited for a quarter of an hour.
+# A cut cable says nothing: without these, an answer is awaited for a quarter of an hour. `_BoundedConnection`
+# also ends the wait for a middlebox that acknowledges everything and answers nothing.
 _CLIENT = {
     "application_name": "briter-worker",
     "connect_timeout": "5",
@@ -110,10 +115,56 @@ class NoTablesError(VersionError):
     """The schema is missing."""
 
 
+class _BoundedConnection(psycopg.Connection[Any]):
+    """A connection that breaks when the server has been silent for too long.
+
+    psycopg and libpq wait for an answer without limit, and the server's own time limits end nothing where its
+    messages get lost. Everything that awaits the server goes through `wait`.
+    """
+
+    silence = _ANSWER_S + _GRACE_S
+    """Seconds in which a byte has to arrive, or to leave."""
+
+    def wait(self, gen: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as each version of psycopg has it
+        """Run psycopg's generator. Raises OperationalError when the server is silent for too long."""
+        return super().wait(_bounded(gen, self.silence), *args, **options)
+
+
+class _SilentError(psycopg.OperationalError):
+    """The server has not answered in time, and may never do."""
+
+
+def _bounded(statement: Generator[Any, int, Any], silence: float) -> Generator[Any, int, Any]:
+    """Run a generator of psycopg's, which is resumed with 0 every 0.1 s while the connection is silent."""
+    deadline = time.monotonic() + silence
+    try:
+        wanted = next(statement)
+        while True:
+            ready = yield wanted
+            now = time.monotonic()
+            if ready:
+                deadline = now + silence
+            elif now >= deadline:
+                raise _SilentError(f"the server has been silent for {silence:.0f} s")
+            wanted = statement.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+def _cut(connection: Connection) -> None:
+    """Break a connection that another thread waits for."""
+    with (
+        contextlib.suppress(OSError, psycopg.Error),
+        socket.socket(fileno=os.dup(connection.fileno())) as twin,
+    ):
+        twin.shutdown(socket.SHUT_RDWR)
+
+
 class Database:
     """Connections to one Postgres, opened when they are first needed. Safe to share among threads.
 
-    Failures of the network and the server raise DatabaseError; the next call connects again.
+    Every statement ends in time, whatever the server and the network do. Their failures raise DatabaseError;
+    the next call connects again.
     """
 
     def __init__(
@@ -122,19 +173,28 @@ class Database:
         *,
         connections: int = 4,
         patience: float = _CONNECT_TIMEOUT_S,
+        answer_within: float = _ANSWER_S,
         **session: str,
     ) -> None:
         """`session`: more of Postgres's settings, for each connection."""
-        self.conninfo = _conninfo(url, _SESSION | session)
-        """For a connection beside the pool: the same schema and time limits."""
-        self._connections = max(1, connections)
-        self.patience = patience
-        """Seconds to wait for a connection."""
-        self._guard = threading.Lock()
+        self._url, self._session = url, session
+        self._in_use: set[Connection] = set()
         self._pool: ConnectionPool[Connection] | None = None
+        self._guard = threading.Lock()
+        self.limit(connections=connections, patience=patience, answer_within=answer_within)
         self._shared = threading.local()
         self._ahead: float | None = None
         """How far Postgres's clock is ahead of this process's monotonic one."""
+
+    def limit(self, *, connections: int, patience: float, answer_within: float) -> None:
+        """Set the number of connections, and the seconds to wait for one and for the end of a statement."""
+        self._connections = max(1, connections)
+        self._patience = patience
+        self._silence = answer_within + min(_GRACE_S, answer_within)
+        limits = {"statement_timeout": f"{round(answer_within * 1000)}ms"}
+        self.conninfo = _conninfo(self._url, _SESSION | limits | self._session)
+        """For a connection beside the pool: the same schema and time limits of the server."""
+        self.close(timeout=0)
 
     @contextlib.contextmanager
     def transaction(self, *, is_pipelined: bool = False) -> Iterator[Connection]:
@@ -167,21 +227,26 @@ class Database:
             return
         try:
             pool, connection = self._take_connection()
+            self._in_use.add(connection)
             try:
                 yield connection
             finally:
+                self._in_use.discard(connection)
                 pool.putconn(connection)  # rolls back what is left
+        except _SilentError as error:
+            self.close(timeout=0)  # the other connections go through the same network
+            raise _explain(error) from error
         except _ENVIRONMENT_ERRORS as error:
             raise _explain(error) from error
         except psycopg.errors.UndefinedTable as error:
             raise NoTablesError("the database has no tables of Briter Worker", _UPGRADE) from error
 
     def _take_connection(self) -> tuple[ConnectionPool[Connection], Connection]:
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + self._patience
         while True:  # waits shortly each time, so that `give_up` ends the waiting
             pool = self._open_pool()
             try:
-                return pool, pool.getconn(min(self.patience, 1.0))
+                return pool, pool.getconn(min(self._patience, 1.0))
             except (PoolTimeout, PoolClosed):
                 if time.monotonic() < deadline:
                     continue
@@ -256,12 +321,33 @@ class Database:
             self._try_to_connect()
         except DatabaseError:
             for each in (self, *others):
-                each.close(timeout=0)
+                each.abort()
+
+    def abort(self) -> None:
+        """Break every connection: whoever waits for Postgres gets a DatabaseError."""
+        self.close(timeout=0)
+        for connection in list(self._in_use):
+            _cut(connection)
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[Connection]:
+        """Yield a connection beside the pool, with the same limits. Raises DatabaseError."""
+        try:
+            with _BoundedConnection.connect(self.conninfo, autocommit=True) as connection:
+                self._configure(connection)
+                yield connection
+        except _ENVIRONMENT_ERRORS as error:
+            raise _explain(error) from error
+
+    def _configure(self, connection: Connection) -> None:
+        if isinstance(connection, _BoundedConnection):
+            connection.silence = self._silence
 
     def _try_to_connect(self) -> None:
         """Raise DatabaseError with the reason, which the pool does not report, if Postgres cannot be used."""
         try:
-            with psycopg.connect(self.conninfo, autocommit=True) as connection:
+            with _BoundedConnection.connect(self.conninfo, autocommit=True) as connection:
+                connection.silence = min(self._silence, _CONNECT_TIMEOUT_S)
                 _check_encoding(connection)
                 _check_needs(connection)
         except _ENVIRONMENT_ERRORS as error:
@@ -273,12 +359,14 @@ class Database:
                 self._try_to_connect()
                 self._pool = ConnectionPool(
                     self.conninfo,
+                    connection_class=_BoundedConnection,
+                    configure=self._configure,
                     # A drain asks the same as the last one did.
                     kwargs={"autocommit": True, "prepare_threshold": 0},
                     min_size=0,
                     max_size=self._connections,
                     open=True,
-                    reconnect_timeout=self.patience,
+                    reconnect_timeout=self._patience,
                     num_workers=1,
                     check=_check_connection,
                 )

@@ -1,0 +1,150 @@
+"""A Postgres that falls silent: whoever waits for it stops waiting, says so, and comes back with it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from dashboards import serving
+from frozen import FreezingProxy, freezing
+from sites import Site, eventually
+
+from briter_worker.cluster.sites import Site as Registered
+from briter_worker.cluster.sites import add
+from briter_worker.queues.postgres.database import Database, DatabaseError
+from briter_worker.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cluster_farm import Farm
+    from postgres import Server
+
+
+@pytest.fixture
+def network(database_url: str, postgres_server: Server) -> Iterator[tuple[FreezingProxy, str]]:
+    with freezing(database_url, postgres_server.port) as found:
+        yield found
+
+
+@pytest.mark.parametrize("kind", ["statement", "transaction", "pipeline", "beside"])
+def test_no_statement_waits_for_ever(network: tuple[FreezingProxy, str], kind: str) -> None:
+    proxy, url = network
+    with closing(Database(url, connections=2, patience=1.0, answer_within=0.3)) as database:
+        uses = {
+            "statement": database.connection,
+            "transaction": database.transaction,
+            "pipeline": lambda: database.transaction(is_pipelined=True),
+            "beside": database.connected,
+        }
+        database.read_clock()
+        began = time.monotonic()
+
+        def ask() -> None:
+            with uses[kind]() as connection:
+                proxy.freeze()
+                connection.execute("SELECT 1").fetchone()
+
+        with pytest.raises(DatabaseError, match="silent") as failed:
+            ask()
+        assert failed.value.fix
+        assert time.monotonic() - began < 5
+        proxy.thaw()
+        assert database.read_clock() > 0, "the next call connects again"
+
+
+def test_a_statement_that_takes_long_and_an_answer_that_flows_are_not_silence(database_url: str) -> None:
+    with closing(Database(database_url, answer_within=1.0)) as database, database.connection() as connection:
+        connection.execute("SET statement_timeout = 0")
+        connection.execute("SELECT pg_sleep(1.5)")
+        (text,) = connection.execute("SELECT repeat('x', 30000000)").fetchone() or ("",)
+        assert len(text) == 30_000_000
+
+
+def test_whoever_waits_is_released_when_the_process_is_told_to_end(
+    network: tuple[FreezingProxy, str],
+) -> None:
+    proxy, url = network
+    failures: list[str] = []
+    with closing(Database(url)) as database:
+        database.read_clock()
+        proxy.freeze()
+
+        def ask() -> None:
+            try:
+                database.read_clock()
+            except DatabaseError as error:
+                failures.append(error.message)
+
+        waiting = threading.Thread(target=ask)
+        waiting.start()
+        time.sleep(0.2)
+        database.abort()
+        waiting.join(5)
+        assert len(failures) == 1
+
+
+def test_a_dashboard_reports_a_silent_database_and_recovers(
+    site: Site, database: Database, network: tuple[FreezingProxy, str]
+) -> None:
+    proxy, site.env["BRITER_DATABASE_URL"] = network
+    add(database, Registered("blog", "https://example.org/r.git", "main", "local-mdx"), load_settings({}))
+    with serving(site) as dashboard:
+        assert dashboard.json("/api/sites")["total"] == 1
+        proxy.freeze()
+        answers: list[int] = []
+
+        def ask() -> None:
+            answers.append(
+                dashboard.visitor().get("/api/sites", headers=dict(dashboard.api.headers)).status_code
+            )
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert dashboard.json("/healthz") == {"status": "ok"}
+        assert dashboard.api.get("/readyz").status_code == 503
+        asking.join(20)
+        assert answers[0] in {200, 503}, "what was known, or that it is not known"
+        assert dashboard.json("/healthz") == {"status": "ok"}
+        proxy.thaw()
+        eventually(lambda: dashboard.api.get("/readyz").status_code == 200, within=20)
+        proxy.freeze()
+        threads = [threading.Thread(target=_ask_anything, args=(dashboard.base, path)) for path in "abc"]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        began = time.monotonic()
+        dashboard.process.send_signal(signal.SIGTERM)
+        assert dashboard.process.wait(30) == 0
+        assert time.monotonic() - began < 12
+        for thread in threads:
+            thread.join()
+
+
+def _ask_anything(base: str, path: str) -> None:
+    """Ask with an unknown API token, which is looked up in the database."""
+    with httpx.Client(base_url=base, timeout=60) as client:
+        try:
+            client.get(f"/api/sites/blog/jobs/{path}", headers={"Authorization": f"Bearer briter_{path}"})
+        except httpx.TransportError:
+            return
+
+
+def test_a_node_works_again_when_a_silent_database_answers(
+    farm: Farm, network: tuple[FreezingProxy, str]
+) -> None:
+    proxy, farm.url = network
+    farm.add("blog")
+    node = farm.start("one")
+    farm.save("blog", "first")
+    eventually(lambda: farm.published("blog").total() == 1)
+    proxy.freeze()
+    eventually(lambda: "Postgres does not answer" in node.text(), within=40)
+    proxy.thaw()
+    farm.save("blog", "second")
+    eventually(lambda: farm.published("blog").total() == 2, within=40)
