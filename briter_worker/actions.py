@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from briter_worker import client, wiring
-from briter_worker.errors import UsageError
+from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Cancelled, DeclaredSave, Event, Steered
 from briter_worker.git import undo
 from briter_worker.job import Program
@@ -33,14 +33,14 @@ _CLONES = ".shown"
 
 
 def _publications(settings: Settings, slug: str) -> list[Receipt]:
-    """Return the receipts of the post's publications, newest first. Raises UsageError."""
+    """Return the receipts of the post's publications, newest first. Raises DeclinedError."""
     with closing(wiring.open_history(settings)) as history:
         receipts = history.receipts(slug=slug, outcomes=("published",), limit=_MAX_PUBLICATIONS)
     # A job that ended in part has two receipts; the earlier one has what the commit changed.
     found = list({each.commit: each for each in receipts if each.commit and not each.dry_run}.values())
     if not found:
         text = f"the history has no publication of the post {slug!r}"
-        raise UsageError(text, "briter-worker history shows the slugs of published posts")
+        raise DeclinedError(text, "briter-worker history shows the slugs of published posts")
     return found
 
 

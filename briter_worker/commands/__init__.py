@@ -35,6 +35,7 @@ from briter_worker.wiring import open_database, open_history, open_queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 
 _COMMANDS = {
@@ -150,7 +151,7 @@ def _discard(stream: TextIO) -> None:
 def read_site(site: str | None) -> Settings:
     """Return the configuration of one site; in a cluster, with the site's own values.
 
-    Raises UsageError, and DeclinedError if there is no such site.
+    Raises UsageError, also where the folder is no site, and DeclinedError if there is no such site.
     """
     settings = load_settings()
     if not settings.database_url:
@@ -159,6 +160,8 @@ def read_site(site: str | None) -> Settings:
                 f"BRITER_DATABASE_URL is not set, so that the only site is that of {settings.storage_root}",
                 "leave --site out, or set BRITER_DATABASE_URL for a cluster",
             )
+        check_repository(settings)
+        _check_storage(settings)
         return settings
     name = site or settings.site
     if not name:
@@ -168,6 +171,43 @@ def read_site(site: str | None) -> Settings:
     from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
 
     return sites.settings_of(sites.get(open_database(settings), name), settings)
+
+
+def check_repository(settings: Settings) -> None:
+    """Raise UsageError if the site's folder is not the top of a repository."""
+    if _is_missing(settings.git_worktree / ".git"):
+        raise UsageError(
+            f"{settings.git_worktree} is no site: it is not the top of a git repository",
+            "clone the site there, or point BRITER_APP_ROOT or BRITER_GIT_WORKTREE at the site's folder",
+        )
+
+
+def _check_storage(settings: Settings) -> None:
+    """Raise UsageError if no worker has used the site's storage: nobody publishes what is queued there."""
+    if _is_missing(settings.queue_root) and _is_missing(settings.lock_path):
+        raise UsageError(
+            f"no worker has used the storage {settings.storage_root} of the site {settings.git_worktree} yet",
+            "start the worker first: briter-worker run --once; "
+            "or set BRITER_STORAGE_ROOT or BRITER_QUEUE_ROOT as for the worker",
+        )
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:  # it is there, and not for this user
+        return False
+    return False
+
+
+def name_site(settings: Settings) -> None:
+    """Print on which site a command has acted, beside what it prints."""
+    if settings.database_url:
+        report(f"site {settings.site} of the cluster")
+    else:
+        report(f"site {settings.git_worktree}, {settings.git_branch} on {settings.git_remote}")
 
 
 def read_cluster(command: str) -> Settings:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from briter_worker import doctor as checks
-from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site, report, warn
+from briter_worker.commands import (
+    Json,
+    SiteOption,
+    name_site,
+    output,
+    read_cluster,
+    read_site,
+    report,
+    warn,
+)
 from briter_worker.errors import FixableError, UsageError, one_line
 from briter_worker.events import Event, SiteUpdated
 from briter_worker.git.pull import pull as pull_branch
@@ -103,11 +112,11 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Update the site from the remote. Files that the CMS has changed stay as they are."""
-    settings = load_settings()
-    if settings.database_url:
+    if load_settings().database_url:
         raise UsageError(
             "pull is for a site with a work tree; a cluster has none", "omit BRITER_DATABASE_URL"
         )
+    settings = read_site(None)
     check_site_format(settings)
     updated: list[str] = []
 
@@ -133,6 +142,8 @@ def pull(
     else:
         lines.append(f"{settings.git_branch} has what {settings.git_remote} has ({result.tip[:10]})")
     output.answer(document, "\n".join(lines), as_json=as_json)
+    if not as_json:
+        name_site(settings)
     if result.is_blocked:
         raise typer.Exit(1)
 

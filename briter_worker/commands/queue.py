@@ -19,6 +19,7 @@ from briter_worker.commands import (
     SiteOption,
     Wanted,
     complete_slug,
+    name_site,
     output,
     read_site,
     report,
@@ -109,7 +110,14 @@ def enqueue(
             job = {"id": written.id, "slug": slug, "file": str(written.path)}
     except ValueError as error:
         raise UsageError(str(error), getattr(error, "fix", "")) from None
-    output.answer(job, f"{one_line(slug)} is queued as job {job['id']}", as_json=as_json)
+    _answer(settings, job, f"{one_line(slug)} is queued as job {job['id']}", as_json=as_json)
+
+
+def _answer(settings: Settings, value: object, text: str, *, as_json: bool) -> None:
+    """Print what a command has done, and the site that it has acted on."""
+    output.answer(value, text, as_json=as_json)
+    if not as_json:
+        name_site(settings)
 
 
 def _relative(path: str, folder: Path) -> str:
@@ -122,7 +130,6 @@ def _relative(path: str, folder: Path) -> str:
 def _check_paths(settings: Settings, paths: Sequence[str], folder: Path, *, force: bool) -> None:
     """Report each path that is missing, or that no setting allows. Raises DeclinedError at the first one."""
     allowlist = settings.allowlist()
-    is_here = settings.database_url or (folder / ".git").exists()  # or else on another machine
     for path in dict.fromkeys(paths):
         problem, fix = "", ""
         try:
@@ -132,10 +139,10 @@ def _check_paths(settings: Settings, paths: Sequence[str], folder: Path, *, forc
             fix = f"{refused.refusal.fix}; or add --force to enqueue it all the same"
         else:
             place = os.path.normpath(folder.resolve() / path)
-            if is_here and os.path.realpath(place) != place:
+            if os.path.realpath(place) != place:
                 problem = f"{path} will not be published: it is, or is below, a symbolic link"
                 fix = "put the file itself there; or add --force to enqueue it all the same"
-            elif is_here and not Path(place).exists():
+            elif not Path(place).exists():
                 problem = f"{path} is not in {folder}"
                 fix = "correct the path; or add --force to delete it on the remote"
         if problem and not force:
@@ -178,14 +185,19 @@ def history(
     as_json: Json = False,
 ) -> None:
     """Show the outcome of each attempt, newest first."""
-    with closing(open_history(read_site(site))) as reader:
+    settings = read_site(site)
+    with closing(open_history(settings)) as reader:
         if actions:
             found = [each.data for each in reader.actions(limit) if slug in {None, each.data.get("slug")}]
+            if slug is not None and not found:
+                _find_post(settings, slug)
             keys = ("time", "by", "action", "slug", "jobId")
             rows = ([each.get(key) for key in keys] for each in found)
             output.answer(found, lambda: output.write_rows(rows), as_json=as_json)
             return
         receipts = reader.receipts(slug=slug, limit=limit)
+    if slug is not None and not receipts:
+        _find_post(settings, slug)
     found = [receipt.to_json() for receipt in receipts]
     output.answer(found, lambda: output.write_receipts(receipts, time.time()), as_json=as_json)
 
@@ -312,7 +324,7 @@ def retry(
         "retry",
         lambda queue, now: queue.retry_all(now) if wanted is None else queue.retry(wanted, now),
     )
-    _report_jobs("will be tried again", jobs, as_json=as_json)
+    _report_jobs(settings, "will be tried again", jobs, as_json=as_json)
 
 
 def publish_now(
@@ -335,13 +347,13 @@ def publish_now(
         return queue.publish_now(wanted, now)
 
     jobs = _steer(settings, "publish-now", change)
-    _report_jobs("is due now", jobs, as_json=as_json)
+    _report_jobs(settings, "is due now", jobs, as_json=as_json)
 
 
-def _report_jobs(sentence: str, jobs: Sequence[Job], *, as_json: bool) -> None:
+def _report_jobs(settings: Settings, sentence: str, jobs: Sequence[Job], *, as_json: bool) -> None:
     lines = [f"{one_line(job.slug)} {sentence} (job {one_line(job.id)})" for job in jobs]
     text = "\n".join(lines) or "No job needs that."
-    output.answer([{"id": job.id, "slug": job.slug} for job in jobs], text, as_json=as_json)
+    _answer(settings, [{"id": job.id, "slug": job.slug} for job in jobs], text, as_json=as_json)
 
 
 def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) -> None:
@@ -360,7 +372,9 @@ def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) ->
             f"see briter-worker show {one_line(job.id)}"
         )
     if done.removed:
-        _report_jobs("is cancelled", done.removed, as_json=False)
+        _report_jobs(settings, "is cancelled", done.removed, as_json=False)
+    else:
+        name_site(settings)
 
 
 def undo(
@@ -379,7 +393,7 @@ def undo(
     settings = read_site(site)
     job_id = undo_post(settings, slug, user_name(), warn, to=to, message=message)
     text = f"the earlier version of {one_line(slug)} is queued as job {job_id}"
-    output.answer({"id": job_id, "slug": slug}, text, as_json=as_json)
+    _answer(settings, {"id": job_id, "slug": slug}, text, as_json=as_json)
     if settings.database_url:  # no file changed, and each node has settings of its own
         return
     worker = lock_holder(settings, time.time())
@@ -410,7 +424,7 @@ def pause(
         "pause",
         lambda queue, now: queue.pause(now, until=None if seconds is None else now + seconds, reason=reason),
     )
-    output.answer(made.to_json(), output.pause_text(made), as_json=as_json)
+    _answer(settings, made.to_json(), output.pause_text(made), as_json=as_json)
 
 
 def resume(*, site: SiteOption = None, as_json: Json = False) -> None:
@@ -418,7 +432,7 @@ def resume(*, site: SiteOption = None, as_json: Json = False) -> None:
     settings = read_site(site)
     was_paused = _steer(settings, "resume", lambda queue, _now: queue.resume())
     text = "publishing goes on" if was_paused else "publishing was not paused"
-    output.answer({"resumed": was_paused}, text, as_json=as_json)
+    _answer(settings, {"resumed": was_paused}, text, as_json=as_json)
 
 
 def _seconds(span: str | None) -> float | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from briter_worker.commands import Json, is_terminal, report, write
+from briter_worker.commands import Json, check_repository, is_terminal, report, write
 from briter_worker.errors import UsageError
 from briter_worker.events import WorkerStarted
 from briter_worker.settings import Settings, load_settings
@@ -151,6 +151,8 @@ def serve(
 ) -> None:
     """Serve the dashboard and its API until SIGTERM. Works with or without a running worker."""
     settings = _load(BRITER_DASHBOARD_HOST=host, BRITER_DASHBOARD_PORT=port)
+    if not settings.database_url:
+        check_repository(settings)
     missing = [name for name in ("fastapi", "jinja2", "sse_starlette", "uvicorn") if find_spec(name) is None]
     if missing:
         raise UsageError(f"the dashboard needs {', '.join(missing)}", "pip install 'briter-worker[web]'")

@@ -179,7 +179,7 @@ def test_enqueue_refuses_what_is_missing_or_will_be_refused_unless_forced(
     assert reason in result.error(1)
     assert f"Fix: {fix}" in result.stderr
     assert "; or add --force" in result.stderr
-    assert "warning: " in site.command("enqueue", "hello", POST, path, "--force").error(0)
+    assert "warning: " in site.command("enqueue", "hello", POST, path, "--force").stderr
     assert site.job("hello")["paths"] == [POST, path]
 
 

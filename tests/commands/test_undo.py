@@ -135,7 +135,7 @@ def test_an_undo_of_an_edit_of_the_remote_needs_to_be_asked_for(site: Site, two:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["never"], 2, "no publication"),
+        (["never"], 1, "no publication"),
         (["a", "--to", "HEAD~9"], 2, "no commit of main"),
         (["a", "--to", "--all"], 2, "no commit of main"),
         (["a", "--to", "other"], 2, "no commit of main"),
@@ -182,7 +182,7 @@ def test_the_differences_of_the_last_publication_are_shown(site: Site, two: tupl
     assert "+red" in said
     assert "\x1b" not in said
     assert site.command("show", "a", "--diff", "--json").json()["commit"] == commit
-    assert site.command("show", "never", "--diff").returncode == 2
+    assert site.command("show", "never", "--diff").returncode == 1
 
 
 def test_each_file_has_its_own_difference_where_a_link_became_a_file(site: Site) -> None:
@@ -276,7 +276,7 @@ def test_a_node_publishes_the_version_before_and_any_other(farm: Farm, *, filter
 
 
 def test_a_waiting_save_and_what_makes_no_sense_refuse_an_undo_in_a_cluster(farm: Farm) -> None:
-    for args, status, words in ((["never"], 2, "no publication"), (["a", "--to", "HEAD~9"], 2, "no commit")):
+    for args, status, words in ((["never"], 1, "no publication"), (["a", "--to", "HEAD~9"], 2, "no commit")):
         done = farm.command("undo", *args, "--site", "blog")
         assert (done.returncode, words in done.stderr, "Fix: " in done.stderr) == (status, True, True)
     in_cluster(farm, "undo", "a", "--to", "0123456789")
