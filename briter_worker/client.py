@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +17,7 @@ from briter_worker.job import (
     Document,
     Job,
     UnreadableJobError,
+    embargo_fault,
     encode_document,
     format_time,
     parse_time,
@@ -100,6 +102,8 @@ def compose(
         document["madeBy"] = made_by.value
     document |= extra
     _encode(document)
+    if fault := embargo_fault(document, time.time()):
+        raise ValueError(fault)
     return document
 
 

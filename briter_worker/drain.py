@@ -26,6 +26,7 @@ from briter_worker.errors import (
     StoppedError,
     UnavailableError,
     failure_of,
+    one_line,
 )
 from briter_worker.job import GIT_SYNC
 from briter_worker.leftovers import MISSING_RETRIES, Judgement, judge
@@ -243,6 +244,8 @@ class _Batch:
         """Emit the start of each attempt, and enter the contexts that plugins put around it."""
         for claim in self.open.values():
             self._drain.emit(self._start_of(claim))
+            if claim.attempt == 1:
+                self._warn_of_odd_keys(claim)
         ended = []
         for claim in self.open.values():
             self._contexts[claim.key] = ExitStack()
@@ -250,6 +253,12 @@ class _Batch:
             if outcome := _refusal(claim.key, partial(self._enter_attempt, claim)):
                 ended.append(outcome)
         self.complete(ended)
+
+    def _warn_of_odd_keys(self, claim: Claim) -> None:
+        for key, right in claim.odd_keys:
+            text = f"the job of {claim.job.slug} has the key {one_line(key, 80)}, which is not read"
+            fix = f"if {right} is meant, correct what writes the job"
+            self._drain.emit(events.Warned(error=text, fix=fix))
 
     def _start_of(self, claim: Claim) -> events.JobStarted:
         return events.JobStarted(

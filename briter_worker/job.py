@@ -27,6 +27,7 @@ from pydantic.alias_generators import to_camel
 
 from briter_worker.accepted import refusal_text
 from briter_worker.errors import FailureCode, one_line
+from briter_worker.spelling import SCHEDULED_FOR, is_schedule_synonym, key_meant, near_misses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,6 +45,8 @@ MAX_CO_AUTHORS = 20
 LATEST = 250_000_000_000.0
 """A moment in the year 9892: in every time zone, the calendar has it."""
 _MAX_DEPTH = 64
+_MILLISECONDS = 1e11
+"""A number of seconds since 1970 is smaller, one of milliseconds greater."""
 _UNITS = ((60, 1, "s"), (2 * 3600, 60, "min"), (2 * 86400, 3600, "h"))
 
 WORKERS_KEYS = frozenset(
@@ -289,7 +292,7 @@ class Job(BaseModel):
             return cls.model_validate(values, context="file", by_name=False)
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False)
-            reason = _refusal(found[0])
+            reason = _refusal(found[0]) + _key_meant(found[0], document)
             broken = {str(each["loc"][0]) for each in found}
             readable = {key: value for key, value in document.items() if key not in broken}
             raise MalformedJobError(reason, readable) from None
@@ -373,6 +376,43 @@ def _refusal(error: ErrorDetails) -> str:
             return f"{where}: {refusal_text(error)}"
         case _:
             return f"{where}: {expected}"
+
+
+def _key_meant(error: ErrorDetails, document: Document) -> str:
+    """Return which key the producer may have meant for one that is missing."""
+    right = str(error["loc"][0])
+    key = key_meant(document, right) if error["type"] == "missing" else ""
+    return f"; the file has {key}" if key else ""
+
+
+def embargo_fault(document: Document, now: float) -> str:
+    """Return why the time that a producer has set would be overlooked; empty if it is not.
+
+    A job with a misspelt `scheduledFor` would be published at once, and so would one with a usual synonym of
+    the key. A job that has the right key, too, is scheduled as that says.
+    """
+    if document.get(SCHEDULED_FOR) is not None:
+        return ""
+    given = {key: value for key, value in document.items() if value is not None}
+    for key, right in near_misses(given).items():
+        if right == SCHEDULED_FOR:
+            return f"{key}: the key is spelled {SCHEDULED_FOR}"
+    for key, value in given.items():
+        if is_schedule_synonym(key) and _moment(value) > now:
+            return f"{key}: a time to come, and the key for it is {SCHEDULED_FOR}"
+    return ""
+
+
+def _moment(value: object) -> float:
+    """Return the time of a value in seconds since 1970; of what is no time, the beginning of time."""
+    if isinstance(value, str):
+        try:
+            return parse_time(value)
+        except ValueError:
+            return -math.inf
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value / 1000 if value > _MILLISECONDS else value
+    return -math.inf
 
 
 class QuietTime(NamedTuple):

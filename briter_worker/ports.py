@@ -34,6 +34,8 @@ class Claim(NamedTuple):
     """The running attempt, counted from 1 and stored durably before the work started."""
     alone: bool = False
     """The job is (for a recovered claim: was) published alone, so that a crash is to blame on it."""
+    odd_keys: tuple[tuple[str, str], ...] = ()
+    """Keys of the job that look like keys of the contract's table, each with the right spelling."""
 
 
 class ClaimResult(NamedTuple):

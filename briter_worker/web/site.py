@@ -215,8 +215,9 @@ class Site:
         contents = contents or {}
         given = {name: value for name, value in body.items() if value is not None}
         author, at = given.pop("author", None), given.pop("scheduledFor", None)
-        if "at" in given:  # an argument of `compose`, and no key of a job
-            raise ProblemError(422, "at is not a key of a job", "use scheduledFor")
+        for argument in {"at", "made_by"} & given.keys():  # of `compose`, and no keys of a job
+            fix = "use scheduledFor" if argument == "at" else "leave it out"
+            raise ProblemError(422, f"{argument} is not a key of a job", fix)
         person = (author["name"], author["email"]) if author else None
         try:
             document = client.compose(given.pop("slug"), given.pop("paths"), at=at, author=person, **given)

@@ -444,6 +444,13 @@ def test_to_settle_a_job_twice_is_to_settle_it_once(engine: Backend, settle: str
         assert engine.document("a")["attempts"] == 1
 
 
+def test_a_job_knows_its_keys_that_look_like_keys_of_the_contract(engine: Backend) -> None:
+    claims = in_flight(engine, "a", ["x"], created_at="2026-01-01", uid=7, path="x", authors=[], types=[])
+    assert claims[0].odd_keys == (("created_at", "createdAt"),)
+    engine.restart()
+    assert engine.queue.recover(NOW) == list(claims)
+
+
 # Dry runs
 
 

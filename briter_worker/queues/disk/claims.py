@@ -39,13 +39,14 @@ from briter_worker.queues.disk.files import (
     stem,
     unused_name,
 )
+from briter_worker.queues.disk.waited import WaitedJobs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
 
 CANCEL, ALONE = ".cancel", ".alone"
-_FOLDER = ".claimed"
+_FOLDER, _LOCK = ".claimed", ".lock"
 _LONGEST_NAME = 220
 """In bytes: leaves room for a digest and a mark."""
 _DIGEST = re.compile(r"\.[0-9a-f]{16}(?=\.json$)")
@@ -85,15 +86,20 @@ class ClaimFolder:
     def __init__(self, root: Path, quarantine: Path) -> None:
         self._root_path = root
         self._quarantine_path = quarantine
+        self.waited = WaitedJobs(root / _FOLDER, _LOCK)
 
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[None]:
         """Keep out other processes that change the queue; producers still add files."""
         self._root_path.mkdir(parents=True, exist_ok=True)
         with Folder.open(self._root_path) as self.root:
+            is_new = False
             with contextlib.suppress(FileExistsError):
                 (self._root_path / _FOLDER).mkdir()
-            with self.root.open_child(_FOLDER) as self.claimed, self.claimed.locked(".lock"):
+                is_new = True
+            with self.root.open_child(_FOLDER) as self.claimed, self.claimed.locked(_LOCK):
+                earlier = () if is_new else (self.root, self.claimed)
+                self.waited.note(self.claimed, *earlier)
                 yield
 
     def list_names(self) -> list[str]:

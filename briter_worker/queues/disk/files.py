@@ -162,6 +162,19 @@ class Folder:
         with self.written(data, like, mode=mode) as temporary:
             self.rename(temporary, self, name)
 
+    def overwrite(self, name: str, data: bytes) -> None:
+        """Write into a file that has to stay the same file, durably; a crash may leave a part of the data."""
+        with self._naming(name):
+            descriptor = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.descriptor)
+            try:
+                os.ftruncate(descriptor, 0)
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
     def rename(self, name: str, target: Folder, new_name: str) -> None:
         """Move an entry, over any entry of the new name."""
         with self._naming(name):

@@ -25,6 +25,7 @@ from briter_worker.job import (
     QuietTime,
     State,
     Status,
+    embargo_fault,
     format_time,
     join_paths,
     winner_index,
@@ -34,6 +35,8 @@ from briter_worker.queues.disk.files import BadFile, Folder, JobFile, is_job_nam
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from briter_worker.queues.disk.waited import WaitedJobs
 
 PAUSE_FILE = ".paused"
 GRACE_S = 2.0
@@ -91,6 +94,7 @@ class Index:
     record: Path | None
     """The file for what scheduled jobs declared last, for when their files are damaged."""
     watcher: FolderWatcher
+    waited: WaitedJobs
     entries: dict[str, Entry] = field(default_factory=dict)
     by_slug: dict[str, tuple[str, ...]] = field(default_factory=dict)
     version: int = 0
@@ -155,7 +159,7 @@ class Index:
         try:
             if known is not None and known.stamp == _stamp(folder.stat(name)):
                 return
-            file = read_queue_file(folder, name)
+            file = self.read(folder, name)
         except FileNotFoundError:
             self.forget(name)
             return
@@ -181,6 +185,21 @@ class Index:
         if not -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS:
             entry.stamp = _stamp(file.stat)
         self._add(name, entry)
+
+    def read(self, folder: Folder, name: str, original: str | None = None) -> JobFile | BadFile:
+        """Read a waiting file; what is refused because of a misspelt key is no job. Raises OSError."""
+        file = read_queue_file(folder, name, original)
+        fault = self.fault_of(file) if isinstance(file, JobFile) else ""
+        if isinstance(file, JobFile) and fault:
+            return BadFile(file.stat, fault, FailureCode.MALFORMED, file.document)
+        return file
+
+    def fault_of(self, file: JobFile) -> str:
+        """Return why the time of a waiting job would be overlooked; empty for one that waited before."""
+        if file.job.status is Status.FAILED:
+            return ""
+        fault = embargo_fault(file.document, self._latest)
+        return "" if fault and self.waited.has(file) else fault
 
     def with_quiet_time(self, file: JobFile, known: Entry | None = None) -> JobFile:
         """Return the job with the end of its quiet time; `known`: what the file was when it was read last.

@@ -30,6 +30,7 @@ from briter_worker.queues import selection
 from briter_worker.queues.disk.claims import ALONE, CANCEL, ClaimFolder, marked
 from briter_worker.queues.disk.files import Folder, JobFile, is_job_name, read_queue_file
 from briter_worker.queues.disk.index import GRACE_S, PAUSE_FILE, FolderWatcher, Index, list_job, save_of
+from briter_worker.spelling import near_misses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -68,7 +69,7 @@ class DiskQueue:
         self._claims = ClaimFolder(root, quarantine)
         self.watcher = FolderWatcher()
         """While it watches, only files that it names are read."""
-        self._index = Index(root, longest_delay, quiet, dry_run, record, self.watcher)
+        self._index = Index(root, longest_delay, quiet, dry_run, record, self.watcher, self._claims.waited)
 
     # Views
 
@@ -276,7 +277,7 @@ class DiskQueue:
 
     def _begin(self, ready: Sequence[JobFile]) -> tuple[Claim, ...]:
         is_alone = len(ready) == 1
-        claims = [Claim(self._claims.begin(f), f.job, f.job.attempts + 1, is_alone) for f in ready]
+        claims = [_claim(self._claims.begin(file), file, is_alone=is_alone) for file in ready]
         if claims:
             self._claims.claimed.sync()
         if is_alone:
@@ -333,7 +334,7 @@ class DiskQueue:
         taken = None
         try:
             if taken := self._claims.take(name):
-                file = read_queue_file(self._claims.claimed, taken, name)
+                file = self._index.read(self._claims.claimed, taken, name)
                 # A producer may have completed the file, or begun a new one, since it was read.
                 is_young = abs(now - file.stat.st_mtime) < GRACE_S
                 if not isinstance(file, JobFile) and not (file.may_become_job and is_young):
@@ -366,7 +367,7 @@ class DiskQueue:
                 elif self._has_twin(file):
                     gone.append(key)
                 else:
-                    claims.append(Claim(key, file.job, file.job.attempts + 1, key + ALONE in names))
+                    claims.append(_claim(key, file, is_alone=key + ALONE in names))
             with contextlib.suppress(PermissionError):
                 self._claims.give_back(back)
                 self._claims.drop(gone)
@@ -523,6 +524,8 @@ class DiskQueue:
         known = self._index.entries.get(name)
         self._index.forget(name)
         file = self._claims.read(taken) if taken else None
+        if file is not None and self._index.fault_of(file):
+            file = None
         if taken and file is None:
             self._claims.give_back([taken])
         return file and self._index.with_quiet_time(file, known)
@@ -551,6 +554,11 @@ class DiskQueue:
         self._claims.give_back(back)
         self._claims.drop(gone)
         return altered
+
+
+def _claim(key: str, file: JobFile, *, is_alone: bool) -> Claim:
+    odd_keys = tuple(near_misses(file.document).items())
+    return Claim(key, file.job, file.job.attempts + 1, is_alone, odd_keys)
 
 
 def _name(row: ListedJob) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from briter_worker.errors import DeclinedError, one_line
-from briter_worker.job import NO_QUIET_TIME, MalformedJobError, format_time
+from briter_worker.job import NO_QUIET_TIME, MalformedJobError, embargo_fault, format_time
 from briter_worker.ports import BaseVersion, Conflict, Payload, PublishedVersion, SubmittedFile, blob_id
 from briter_worker.queues.postgres.rows import (
     FOLDER,
@@ -150,6 +150,8 @@ def submit(
         raise SiteMissingError(site)
     now = float(arrived[0])
     row = Row.from_document(document, name=name, now=now)
+    if saved_at is None and (fault := embargo_fault(dict(document), now)):
+        raise MalformedJobError(fault)
     if saved_at is not None and row.state == PENDING:
         for waiting in select_saves(connection, site, PENDING, [row.job.slug]):
             if waiting.job.created_at > saved_at and waiting.job.id != row.job.id:

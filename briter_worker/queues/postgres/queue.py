@@ -30,6 +30,7 @@ from briter_worker.queues.postgres.rows import (
     select_saves,
     update,
 )
+from briter_worker.spelling import near_misses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -359,7 +360,8 @@ class PostgresQueue(PostgresControl):
 
 
 def _claim(row: Row) -> Claim:
-    return Claim(str(row.id), row.job, row.attempt, row.alone)
+    odd_keys = tuple(near_misses(json.loads(row.text)).items())
+    return Claim(str(row.id), row.job, row.attempt, row.alone, odd_keys)
 
 
 def _ids(claims: Sequence[Claim]) -> list[int]:
