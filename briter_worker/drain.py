@@ -30,7 +30,7 @@ from briter_worker.errors import (
 )
 from briter_worker.job import GIT_SYNC
 from briter_worker.leftovers import MISSING_RETRIES, Judgement, judge
-from briter_worker.ports import Backoff, Outcome, Publication, Result
+from briter_worker.ports import SHORTEST_WAIT_S, Backoff, Outcome, Publication, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -437,6 +437,7 @@ class _Batch:
             wait = (Backoff(delays) if delays else self._drain.backoff).delay(attempt)
         else:  # a time that has come would make the job due at once, again and again
             wait = outcome.retry_at - now if outcome.retry_at > now else self._drain.backoff.delay(1)
+            wait = max(wait, SHORTEST_WAIT_S)  # such attempts are not counted, so that none is the first
         return now + min(wait, longest)  # a later one would be taken for that of a clock that ran ahead
 
     def _receipt(self, claim: Claim, judgement: Judgement) -> events.Event:

@@ -389,8 +389,14 @@ class Payloads(Protocol):
         """Return when the version was saved that was published last, for the paths that ever were."""
 
 
+SHORTEST_WAIT_S = 1.0
+"""A shorter wait makes a worker do nothing else than try again."""
+
+
 class Backoff(NamedTuple):
     """The delays between attempts in seconds: one after each attempt, the last one repeats.
+
+    The first delay may be nothing; no other one is shorter than SHORTEST_WAIT_S.
 
     `jitter` is the fraction by which a delay varies at random, so that jobs that failed together do not all
     come back together.
@@ -402,12 +408,15 @@ class Backoff(NamedTuple):
     @property
     def longest(self) -> float:
         """Return the longest delay: a retry further away was written by a clock that ran ahead."""
-        return max(self.delays)
+        return max(SHORTEST_WAIT_S, *self.delays)
 
     def delay(self, attempt: int, random: Callable[[], float] = rng.random) -> float:
         """Return the delay after the attempt (counted from 1): never negative, never over `longest`."""
         planned = self.delays[min(attempt, len(self.delays)) - 1]
-        return min(planned * (1 + self.jitter * (2 * random() - 1)), self.longest)
+        delay = planned * (1 + self.jitter * (2 * random() - 1))
+        if attempt > 1:
+            delay = max(delay, SHORTEST_WAIT_S)
+        return min(delay, self.longest)
 
 
 class JobKind(NamedTuple):

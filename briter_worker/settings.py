@@ -261,7 +261,8 @@ class Settings(BaseSettings):
     )
     worker_max_attempts: _Whole = _setting(8, "Attempts before a job is dead-lettered.", ge=1, le=1_000_000)
     worker_backoff_ms: _Delays = _setting(
-        (60_000, 300_000, 1_800_000), "Delays between attempts in ms. The last one repeats."
+        (60_000, 300_000, 1_800_000),
+        "Delays between attempts in ms. The last one repeats. Only the first can be shorter than 1000.",
     )
     worker_backoff_jitter: float = _setting(
         0.0, "Fraction by which delays vary at random, up and down.", ge=0, le=0.5

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from queue_backends import NOW, Disk
 
 from briter_worker.drain import Counts, Drain
-from briter_worker.errors import FailureCode, PublishError, UnavailableError
+from briter_worker.errors import Failure, FailureCode, PublishError, UnavailableError
 from briter_worker.job import State
 from briter_worker.plugins import Plugins
 from briter_worker.ports import Backoff, Outcome, Result
@@ -164,6 +164,29 @@ DELAYS = st.lists(st.floats(0, 1e9), min_size=1, max_size=8).map(tuple)
 def test_each_attempt_has_its_delay_and_the_last_one_repeats() -> None:
     backoff = Backoff((60.0, 300.0, 1800.0))
     assert [backoff.delay(n) for n in (1, 2, 3, 4, 100)] == [60, 300, 1800, 1800, 1800]
+
+
+@pytest.mark.parametrize("until", [0.0, NOW - 1, NOW + 0.1, NOW + 9e9])
+def test_a_job_that_waits_for_another_is_not_tried_again_and_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, until: float
+) -> None:
+    def withhold(claims: Sequence[Claim], **_: object) -> Iterator[Sequence[Outcome]]:
+        failure = Failure(FailureCode.UNSETTLED, "it belongs to a scheduled post")
+        yield [Outcome(each.key, Result.FAILED, failure=failure, retry_at=until) for each in claims]
+
+    monkeypatch.setattr(bench, "publish", withhold)
+    bench.drain.backoff = Backoff((0.0,))
+    bench.save("a")
+    bench.drain.run()
+    assert bench.disk.queue.next_due(NOW) == NOW + 1
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.5])
+def test_no_wait_but_the_first_is_shorter_than_a_second(jitter: float) -> None:
+    backoff = Backoff((0.0,), jitter)
+    assert [backoff.delay(n, lambda: 0.0) for n in (1, 2, 3, 100)] == [0, 1, 1, 1]
+    assert Backoff((0.0, 1.2), jitter=0.5).delay(2, lambda: 0.0) == 1
+    assert backoff.longest == 1, "or a queue takes the retry for that of a clock that ran ahead"
 
 
 def test_jitter_goes_either_way() -> None:
