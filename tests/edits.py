@@ -142,11 +142,13 @@ def _gedit(file: Path, text: str) -> Iterator[float]:
     temporary = file.with_name(".goutputstream-8Y3WQ1")
     temporary.write_text(text)
     yield 0.002
+    backup = file.with_name(f"{file.name}~")
+    backup.unlink(missing_ok=True)
     if file.exists():
-        os.link(file, file.with_name(f"{file.name}~"))
+        os.link(file, backup)
     temporary.rename(file)
     yield 0.01
-    file.with_name(f"{file.name}~").unlink(missing_ok=True)
+    backup.unlink(missing_ok=True)
 
 
 def _office(file: Path, text: str) -> Iterator[float]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import PathRefusedError, Refusal, is_inside, parents
 from briter_worker.errors import OS_FIXES, FailureCode, PublishError, os_error_fix, os_error_text
+from briter_worker.git.leases import is_open_for_writing
 from briter_worker.git.repository import FOLDER, SUBMODULE
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM})
 """Says something about one file; any other error that has a fix says something about the machine."""
 _ANY_SIZE = 2**63
+_WRITING_S = 10.0
+"""A program that has written nothing for this long only keeps the file open."""
 
 _SUBMODULE = Refusal("it is inside a nested repository (a submodule)", "publish it from that repository")
 Stamp = tuple[int, ...]
@@ -74,6 +77,25 @@ class Folders:
         except (OSError, PathRefusedError):
             return None
         return stamp_of(status) if status and stat.S_ISREG(status.st_mode) else None
+
+    def is_being_written(self, path: str, now: float) -> bool:
+        """Return True if a program has the file open for writing, and has written to it just now."""
+        parent, _, name = path.rpartition("/")
+        try:
+            fd = _open_at(self.open(parent), name, OPEN_FILE)
+        except (OSError, PathRefusedError):
+            return False
+        try:
+            return abs(now - os.fstat(fd).st_mtime) < _WRITING_S and is_open_for_writing(fd) is True
+        finally:
+            os.close(fd)
+
+    def changed_at(self, folder: str) -> float:
+        """Return when the last name in the folder came or went; of no folder, long ago."""
+        try:
+            return os.fstat(self.open(folder)).st_mtime
+        except (OSError, PathRefusedError):
+            return 0.0
 
     def list(self, folder: str) -> list[tuple[str, int]]:
         """Return the names and kinds (`st_mode`) of what a folder holds, sorted."""

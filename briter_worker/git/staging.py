@@ -32,6 +32,7 @@ from briter_worker.git.merge import Base, Edit, Merge
 from briter_worker.git.repository import FOLDER, SUBMODULE, Entry, Repository, blob_of
 from briter_worker.git.run import nul_lines
 from briter_worker.git.traces import list_stashes, paths_in_history, written_by_git
+from briter_worker.job import Program
 from briter_worker.ports import blob_id
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ LARGE = 4 << 20
 _PROGRESS_STEP = 100
 _TRIES = 10
 _PAUSE_S = 0.02
+_GONE_S = 1.0
+"""Many programs save by moving the old file away first."""
 IGNORED = Refusal("git ignores it", "git check-ignore -v names the rule: change .gitignore")
 
 
@@ -189,6 +192,8 @@ class _Batch:
     _tree: Tree = field(default_factory=lambda: Tree({}))
     _read: dict[str, _Read | PublishError | None] = field(default_factory=dict)
     """By path: the file, or the failure of that file alone; None where there is no file."""
+    _of_watch: set[str] = field(default_factory=set)
+    """Paths that a job of `watch` declares: the programs that write them say nothing of their saves."""
     _has_attributes: bool = False
     _filtered: set[str] = field(default_factory=set)
     """Paths whose contents git changes on their way in."""
@@ -210,7 +215,14 @@ class _Batch:
             staged = batch[claim.key]
             staged.compare(self._tree, self._staging.allowlist)
             staged.withhold(held, claim.job.paths_of_programs)
+        self._of_watch = {
+            place
+            for claim in claims
+            if claim.job.made_by is Program.WATCH
+            for place in batch[claim.key].places.values()
+        }
         self._drop_ignored(batch.values())
+        self._await_return({path for staged in batch.values() for path in staged.gone})
         self._read_files(batch.values())
         for claim in claims:
             self._finish(batch[claim.key], claim.job.paths)
@@ -250,6 +262,25 @@ class _Batch:
 
     # Their contents
 
+    def _await_return(self, gone: set[str]) -> None:
+        """Wait until the files that are gone have been so for a second, as far as `watch` declared them.
+
+        Their programs have written no job, and may be in the middle of the next save. Until then, a name in
+        the folder has changed within the second.
+        """
+        deadline = time.monotonic() + _GONE_S
+        doubtful = gone & self._of_watch
+        while doubtful and time.monotonic() < deadline:
+            self._git.check_running()
+            doubtful = {path for path in doubtful if self._is_doubtful(path)}
+            if doubtful:
+                time.sleep(_PAUSE_S)
+
+    def _is_doubtful(self, path: str) -> bool:
+        if self._folders.stamp(path) is not None:
+            return False
+        return 0 <= time.time() - self._folders.changed_at(path.rpartition("/")[0]) < _GONE_S
+
     def _read_files(self, batch: Collection[Staged]) -> None:
         """Read every file until none has changed since it was read.
 
@@ -273,7 +304,10 @@ class _Batch:
         read = self._read[path]
         if isinstance(read, PublishError):
             return False
-        return self._folders.stamp(path) != (read.stamp if read else None)
+        if self._folders.stamp(path) != (read.stamp if read else None):
+            return True
+        # A half-written file: `watch` writes another job when it is complete.
+        return path in self._of_watch and self._folders.is_being_written(path, time.time())
 
     def _read_once(self, paths: Sequence[str]) -> None:
         self._find_filtered(paths)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 from edits import PATTERNS
+from sites import eventually
 from watching import watching
 
 if TYPE_CHECKING:
@@ -137,3 +140,54 @@ def test_a_changed_mode_is_a_save(site: Site) -> None:
     with watching(site) as watched:
         (site.worktree / "content/posts/welcome.md").chmod(0o644)
         assert watched.settle() == []
+
+
+def test_the_worker_reads_no_half_file_of_the_next_save(site: Site) -> None:
+    file = site.worktree / "content/posts/welcome.md"
+    with watching(site) as watched:
+        file.write_text("first\n")
+        watched.settle()
+        is_complete = threading.Event()
+
+        def upload() -> None:
+            with file.open("w") as out:
+                while not is_complete.wait(0.1):
+                    out.write("half ")
+                    out.flush()
+                out.write("and the end\n")
+
+        uploading = threading.Thread(target=upload)
+        uploading.start()
+        eventually(lambda: file.read_text() not in {"", "first\n"})
+        result = site.run_once()
+        is_complete.set()
+        uploading.join()
+        (failed,) = result.of("failed")
+        assert failed["failure"] == "unsettled"
+        watched.settle()
+        assert site.run_once().of("published")
+    assert str(site.remote_file("content/posts/welcome.md")).endswith("and the end\n")
+    assert len(site.remote_log()) == 2
+
+
+def test_the_worker_does_not_remove_a_post_in_the_middle_of_the_next_save(site: Site) -> None:
+    file = site.worktree / "content/posts/welcome.md"
+    with watching(site) as watched:
+        file.write_text("first\n")
+        watched.settle()
+        file.unlink()
+        later = threading.Timer(0.6, lambda: file.write_text("second\n"))
+        later.start()
+        assert site.run_once().of("published")
+        later.join()
+    assert site.remote_file("content/posts/welcome.md") == "second\n"
+
+
+def test_the_worker_reads_a_file_that_a_program_only_keeps_open(site: Site) -> None:
+    file = site.worktree / "content/posts/welcome.md"
+    with watching(site) as watched:
+        file.write_text("first\n")
+        os.utime(file, (1e9, 1e9))
+        watched.settle()
+        with file.open("a"):
+            assert site.run_once().of("published")

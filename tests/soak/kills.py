@@ -42,7 +42,9 @@ _SOMETIMES = {
 """Settings that some of the sites have, while workers are killed."""
 _BY_SSH = 0.3
 """This share of the sites has a remote by ssh, and workers that keep connections to it."""
-_LASTING = {"conflicts.json", "scheduled", "lock", "undo.lock"}
+_LASTING = {"conflicts.json", "scheduled", "lock", "undo.lock", "watch.lock"} | {
+    f"watch.db{suffix}" for suffix in ("", "-wal", "-shm")
+}
 """Files of the worker that stay."""
 _RUNS = 8
 """This many undisturbed runs must empty the queue."""
@@ -109,7 +111,7 @@ class World:
         site.git("commit", "--quiet", "--message=Start the notes")
         site.git("push", "--quiet", "origin", "main")
         self._ledger.persons["Start the notes"] = frozenset(NOTES)
-        self._is_watched = self._dice.random() < 0.25
+        self._is_watched = self._dice.random() < 0.5
         self._cms = Cms(site, self._ledger, self._new_dice(), is_watched=self._is_watched)
         self._operator = Operator(site, self._ledger, self._new_dice())
         self._env = dict(_FAST)
