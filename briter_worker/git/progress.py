@@ -12,8 +12,6 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from briter_worker.git.ssh import SshConnection
-
 _MOVERS = frozenset({"pack-objects", "index-pack", "unpack-objects", "fast-import"})
 """Git's commands whose input or output is objects. What the remote says passes through none of them.
 
@@ -45,8 +43,6 @@ class Progress:
     def __init__(self, pid: int) -> None:
         self.has_moved = False
         """Something has risen since the start."""
-        self.connection: SshConnection | None = None
-        """The kept ssh connection that the command uses."""
         self._pid = pid
         self._bytes: dict[psutil.Process, int] = {}
         self._queues: dict[str, int] = {}
@@ -90,11 +86,11 @@ class Progress:
             self._queues[socket] = queued
 
     def _processes(self) -> list[psutil.Process]:
-        found = self.connection.masters() if self.connection else []
-        with suppress(psutil.Error):
+        try:
             process = psutil.Process(self._pid)
-            found += [process, *process.children(recursive=True)]
-        return found
+            return [process, *process.children(recursive=True)]
+        except psutil.Error:
+            return []
 
 
 def _send_queues(pid: int) -> dict[str, int]:

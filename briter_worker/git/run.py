@@ -320,7 +320,6 @@ class Git(Surroundings):
         connection: SshConnection | None = None,
     ) -> tuple[subprocess.Popen[bytes], bytes, str]:
         command = self._start(args, env=env)
-        command.progress.connection = connection
         with self._finishing(command), nullcontext() if connection is None else connection.watched(command):
             out, said = command.read_output(watch)
         return command.process, out, said

@@ -141,10 +141,6 @@ class SshConnection:
             timer.cancel()
             timer.join()  # it may just be ending the connection, which the next command would use
 
-    def masters(self) -> list[psutil.Process]:
-        """Return the processes that keep the connection: they send what git has handed to ssh."""
-        return [process for socket in self._sockets() for process in _find_masters(socket)]
-
     def end(self) -> None:
         """End the connection, if it is open, whatever state it is in."""
         for socket in self._sockets():
@@ -329,15 +325,6 @@ def _remove(folder: Path, path: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _find_masters(socket: Path) -> list[psutil.Process]:
-    title, found = f"ssh: {socket} [mux]", []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.cmdline()[:1] == [title]:
-                found.append(process)
-    return found
-
-
 def _end_master(socket: Path, path: str) -> None:
     """End the process that keeps the connection, by its socket; if it does not answer there, kill it."""
     command = ["ssh", "-F", os.devnull, "-S", str(socket), "-O", "exit", "host"]
@@ -347,7 +334,9 @@ def _end_master(socket: Path, path: str) -> None:
         time.sleep(_STEP_S)
     if not socket.exists():
         return
-    for process in _find_masters(socket):
+    title = f"ssh: {socket} [mux]"
+    for process in psutil.process_iter():
         with suppress(psutil.Error):
-            process.kill()
+            if process.cmdline()[:1] == [title]:
+                process.kill()
     socket.unlink(missing_ok=True)
