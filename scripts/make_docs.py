@@ -491,6 +491,7 @@ def commands_page() -> str:
         "takes `--json`, and prints plain columns into a pipe. An error is one line on standard error, with "
         f"its fix at the end. {EPILOG.replace('BRITER_APP_ROOT', '`BRITER_APP_ROOT`')}",
         "`briter-worker --install-completion` has the shell complete commands, options and slugs.",
+        "## Exit status",
         table(["exit status", "meaning"], EXIT_CODES),
         *parts,
     )
