@@ -175,12 +175,17 @@ def compile_patterns(patterns: tuple[str, ...]) -> GitIgnoreSpec:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Python would read `[[:alpha:]]` as another set
         try:
-            spec = GitIgnoreSpec.from_lines(patterns, backend="simple")
+            spec = GitIgnoreSpec.from_lines(map(_with_two_stars, patterns), backend="simple")
         except (ValueError, re.error, FutureWarning) as error:
             raise ValueError(str(error)) from None
     if len(spec.patterns) != len(patterns) or any(each.include is None for each in spec.patterns):
         raise ValueError("an empty pattern, or a comment")
     return spec
+
+
+def _with_two_stars(pattern: str) -> str:
+    """Return the pattern with more than two stars in a row as two, which is how git reads them."""
+    return re.sub(r"(\\.)|\*{3,}", lambda found: found[1] or "**", pattern)
 
 
 def normalized(path: str) -> str:

@@ -123,7 +123,10 @@ def check_folders(settings: Settings) -> Iterator[Finding]:
     for name in ("queue", "quarantine", "storage"):
         yield check_writable(name, getattr(settings, f"{name}_root"))
     lock = settings.lock_path
-    if os.path.lexists(lock) and not (lock.is_file() and os.access(lock, os.R_OK | os.W_OK)):
+    if lock.is_symlink():
+        fix = f"remove {lock} while no worker runs"
+        yield error("lock", f"{lock} is a link, and the worker locks no other program's file", fix)
+    elif os.path.lexists(lock) and not (lock.is_file() and os.access(lock, os.R_OK | os.W_OK)):
         fix = f"remove {lock} while no worker runs, or give the worker's user write access"
         yield error("lock", f"{lock} is not a file that the worker can write", fix)
     else:

@@ -127,6 +127,11 @@ FAULTS: dict[str, tuple[Callable[[Site], object], str, str]] = {
     "linked folder": (linked_folder, "folders", "plain folder"),
     "nested repository": (git("init", "--quiet", "content"), "folders", "plain folder"),
     "queue a file": (queue_is_a_file, "queue", "may write"),
+    "lock a link": (
+        lambda site: (site.storage / "worker.lock").symlink_to(site.write_post("elsewhere", "")),
+        "lock",
+        "remove",
+    ),
     "lock a folder": (lambda site: (site.storage / "worker.lock").mkdir(), "lock", "remove"),
     "quarantine a file": (lambda site: (site.storage / "quarantine").touch(), "quarantine", "may write"),
 }

@@ -282,3 +282,30 @@ def test_each_mistake_in_a_path_has_the_fix_for_this_one(path: str, text: str, f
     assert refused.value.refusal.text == text
     assert fix in refused.value.refusal.fix
     assert path not in refused.value.refusal.fix, "a fix has no text of the job's"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["***/a", "****/x.md", "***", "a***", "a***b", "content/***/b", "***/***", r"\***", r"\\***/a"],
+)
+def test_more_than_two_stars_exclude_what_git_excludes(tmp_path: Path, pattern: str) -> None:
+    paths = [
+        "a",
+        "a/b",
+        "a/x/b",
+        "x/a",
+        "x/y/a",
+        "x.md",
+        "x/x.md",
+        "axb",
+        "content/b",
+        "content/x/y/b",
+        "*",
+        "***",
+    ]
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / ".git/info/exclude").write_text(f"{pattern}\n")
+    command = ["git", "-C", tmp_path, "check-ignore", "--no-index", "-z", "--stdin"]
+    done = subprocess.run(command, input="\0".join(paths).encode(), capture_output=True, check=False)
+    site = Allowlist(["content"], excluded=[pattern])
+    assert {path for path in paths if site.exclusion(path)} == set(done.stdout.decode().split("\0")) - {""}

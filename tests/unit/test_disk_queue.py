@@ -18,7 +18,7 @@ from queue_backends import NOW, Disk
 from sites import eventually
 
 from briter_worker.errors import DeclinedError, Failure, FailureCode
-from briter_worker.job import QuietTime, State
+from briter_worker.job import QuietTime, State, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -305,3 +305,23 @@ def test_a_save_is_published_long_before_the_next_poll(site: Site) -> None:
         for slug in "abc":
             site.save_post(slug, f"{slug}\n")
             eventually(lambda: site.subjects()[0] == f"Publish {slug}")  # noqa: B023 - called at once
+
+
+@pytest.mark.parametrize("is_held", [True, False], ids=["held", "due"])
+def test_saves_that_are_too_large_to_be_joined_are_published_one_after_another(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, *, is_held: bool
+) -> None:
+    monkeypatch.setattr("briter_worker.queues.disk.queue.MAX_JOINED_BYTES", 1000)
+    keys = {"scheduledFor": format_time(NOW + 600)} if is_held else {}
+    for number in range(4):
+        disk.save("a", [f"{number}{'x' * 300}"], created=NOW + number, **(keys if number == 3 else {}))
+    seen: list[str] = []
+    for now in (NOW, NOW + 61, NOW + 601, NOW + 700, NOW + 800):
+        disk.queue.claim(now)  # perhaps only joins
+        claims = disk.queue.recover(now)
+        assert not (is_held and now < NOW + 600 and claims)
+        assert all(len(claim.job.paths) < 4 for claim in claims)
+        seen += [path[0] for claim in claims for path in claim.job.paths]
+        disk.queue.acknowledge(claims, {})
+    assert seen == ["3", "2", "1", "0"]
+    assert disk.rows("a") == []

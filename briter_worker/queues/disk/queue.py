@@ -16,6 +16,7 @@ from briter_worker.allowlist import normalized, parents
 from briter_worker.errors import DeclinedError, Failure, is_environment, is_hurried, one_line, os_error_text
 from briter_worker.events import DeclaredSave, Quarantined, Superseded
 from briter_worker.job import (
+    MAX_REWRITTEN_BYTES,
     NO_QUIET_TIME,
     State,
     Status,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 _ONE_FILE_ONLY = frozenset({errno.EPERM, errno.EBUSY, errno.EXDEV})
 """A rename fails so because of that file: it is immutable, or mounted."""
+MAX_JOINED_BYTES = MAX_REWRITTEN_BYTES // 3
+"""Saves of this size in all, written with one path on a line, have less than MAX_REWRITTEN_BYTES."""
 _PAUSE = TypeAdapter(Pause)
 
 
@@ -298,6 +301,12 @@ class DiskQueue:
             if not older:
                 continue
             newest = older.pop(winner_index([file.job for file in older]))
+            excess = self._take_off_excess(newest, older)
+            back += [file.name for file in excess]
+            names_left = [file.name.removeprefix(".") for file in excess]
+            self._index.leave_alone(
+                names_left, now, "it waits for the newer saves of the post: they are large"
+            )
             has_quiet_time = self._index.quiet.after_save > 0
             if keys := joined_keys(newest.job, [f.job for f in older], with_first_save=has_quiet_time):
                 document = {**newest.document, **keys, "updatedAt": format_time(now)}
@@ -318,6 +327,18 @@ class DiskQueue:
             self._claims.drop(losers)
         self._claims.give_back(back)
         return superseded, due
+
+    def _take_off_excess(self, newest: JobFile, older: list[JobFile]) -> list[JobFile]:
+        """Remove the oldest saves that would make the newest larger than a job file may be; return them.
+
+        They are joined, or published, after the newest one.
+        """
+        excess: list[JobFile] = []
+        size = newest.stat.st_size + sum(file.stat.st_size for file in older)
+        while older and size > MAX_JOINED_BYTES:
+            excess.append(older.pop())
+            size -= excess[-1].stat.st_size
+        return excess
 
     def _take_rivals(self, names: Sequence[str], now: float) -> list[JobFile]:
         """Take all these saves of a slug, or none: else an older one would be published before the newest."""
