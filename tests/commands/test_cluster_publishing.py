@@ -55,6 +55,7 @@ def save(
     folders: Sequence[str] = (),
     bases: Mapping[str, str | None] | None = None,
     at: str | None = None,
+    also: Sequence[str] = (),
 ) -> None:
     """A CMS sends a post with all that it publishes, whatever the paths are."""
     contents = {path: None if text is None else text.encode() for path, text in files.items()}
@@ -63,7 +64,7 @@ def save(
         file._replace(base=(bases or {}).get(file.path), has_base=file.path in (bases or {}))
         for file in source.payload.files
     )
-    document = compose(slug, [*(folders or files)], at=at)
+    document = compose(slug, [*(folders or files), *also], at=at)
     with farm.database.transaction() as connection:
         submit(connection, "blog", document, source._replace(payload=Payload(submitted, tuple(folders))))
 
@@ -129,6 +130,34 @@ def test_a_folder_never_carries_what_a_scheduled_post_declares(farm: Farm, blog:
     farm.once()
     assert blog.remote_file("content/posts/x/now.md") == "now\n"
     assert blog.remote_file("content/posts/x/later.md") is None
+
+
+def test_what_a_scheduled_post_withholds_goes_out_with_its_job_when_that_is_cancelled(
+    farm: Farm, blog: Site
+) -> None:
+    files = {"content/posts/x/now.md": "now\n", "content/posts/x/later.md": "later\n"}
+    save(farm, "later", {"content/posts/x/later.md": "later\n"}, at="2099-01-01T00:00:00Z")
+    save(farm, "x", files, folders=["content/posts/x"])
+    (published,) = farm.once().of("published")
+    assert published["waitingPaths"] == ["content/posts/x"]
+    (row,) = farm.command("list", "--site", "blog", "--status", "pending", "--json").json()
+    assert (row["slug"], row["paths"], row["attempts"]) == ("x", ["content/posts/x"], 0)
+    assert farm.command("cancel", "later", "--site", "blog").returncode == 0
+    assert [each["slug"] for each in farm.once().of("published")] == ["x"]
+    assert blog.remote_file("content/posts/x/later.md") == "later\n"
+    assert farm.command("list", "--site", "blog", "--json").json() == []
+
+
+def test_a_deletion_of_what_nobody_ever_had_is_never_missing(farm: Farm, blog: Site) -> None:  # noqa: ARG001
+    save(farm, "a", {"content/never.md": None})
+    assert [each["slug"] for each in farm.once().of("nochange")] == ["a"]
+
+
+def test_a_declared_path_without_a_content_is_missing(farm: Farm, blog: Site) -> None:
+    save(farm, "a", {"content/a.md": "a\n"}, also=["content/never.md"])
+    (published,) = farm.fail_once().of("published")
+    assert published["waitingPaths"] == ["content/never.md"]
+    assert blog.remote_file("content/a.md") == "a\n"
 
 
 def test_what_is_not_allowed_is_refused_with_the_reason_and_never_written(farm: Farm, blog: Site) -> None:

@@ -181,6 +181,10 @@ def _failed(site: Site) -> None:
     (site.remote / "hooks/pre-receive").unlink()
 
 
+def _failed_under_an_earlier_version(site: Site) -> None:
+    site.save("a", ["content/posts/a.md"], status="failed", failure="network", lastError="x", attempts=8)
+
+
 def _deleted_on_both_sides(site: Site) -> None:
     save(site, "a")
     site.run_once()
@@ -224,6 +228,7 @@ def _only_a_colleague_has_it(site: Site) -> None:
         _cancelled,
         _cancelled_at_once,
         _failed,
+        _failed_under_an_earlier_version,
         _deleted_on_both_sides,
         _deleted_before,
         _deleted_on_a_merged_branch,

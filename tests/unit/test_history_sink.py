@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from briter_worker.events import Cancelled, Event, Failed, JobStarted, NoChange, Published, Warned
+from briter_worker.events import (
+    Cancelled,
+    DeclaredSave,
+    Event,
+    Failed,
+    JobStarted,
+    NoChange,
+    Published,
+    Warned,
+)
+from briter_worker.job import Job
+from briter_worker.sinks.earlier import EarlierSaves
 from briter_worker.sinks.history import History, Receipt
 from briter_worker.sinks.recorder import FanOut, HistorySink, Target
 from briter_worker.sinks.store import PostgresStore, SqliteStore, StoreError
@@ -228,3 +239,32 @@ def test_a_locked_file_costs_receipts_and_publishing_waits_for_it_once(book: Boo
     assert [each.job_id for each in book.receipts()] == ["after", "before"]
     (warning,) = book.warnings()
     assert "locked; publishing goes on" in warning
+
+
+def test_a_history_of_an_earlier_version_learns_what_saves_declared_and_keeps_its_receipts(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "history.db"
+    book = Book(lambda: SqliteStore(file))
+    book.write(Cancelled(job_id="before", slug="a"))
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("DROP TABLE declared")
+    saves = EarlierSaves(SqliteStore(file), clock=lambda: 1_000_000.0)
+    job = Job(id="j1", slug="a", paths=("content/a.md", "content/x/"), created_at=5.0)
+    assert saves.declared(job, ["content/a.md"]) == set()
+    saves.store([Cancelled(job_id="j1", slug="a", save=DeclaredSave.of(job))])
+    newer = job.model_copy(update={"id": "j2", "created_at": 6.0})
+    assert saves.declared(newer, ["content/a.md", "content/x", "content/b.md"]) == {
+        "content/a.md",
+        "content/x",
+    }
+    assert saves.declared(job, ["content/a.md"]) == set(), "a save proves nothing of itself"
+    assert saves.declared(newer.model_copy(update={"slug": "b"}), ["content/a.md"]) == set()
+    assert [receipt.job_id for receipt in book.receipts()] == ["before"]
+
+
+def test_a_save_that_was_missing_itself_makes_no_path_known(tmp_path: Path) -> None:
+    saves = EarlierSaves(SqliteStore(tmp_path / "history.db"))
+    job = Job(id="j1", slug="a", paths=("content/a.md",), created_at=5.0, failure="missing")
+    saves.store([Cancelled(job_id="j1", slug="a", save=DeclaredSave.of(job))])
+    assert saves.declared(job.model_copy(update={"id": "j2"}), ["content/a.md"]) == set()
