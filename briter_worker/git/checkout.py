@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import shlex
 import stat
-from contextlib import closing
+import time
+from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from enum import Enum, auto
 from functools import cached_property, partial
@@ -34,13 +35,17 @@ from briter_worker.job import count
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from briter_worker.git.command import Command
     from briter_worker.git.refs import Move
     from briter_worker.git.repository import Repository
 
 _TRIES = 3
+_OTHERS_S, _OTHERS_POLL_S = 0.3, 0.005
+"""How long to wait for other gits that may have read the branch before it moved."""
+_OTHERS_AGE_S = 2.0
+"""An older one waits for an editor or a network, and has long read what it needs."""
 _EXECUTABLE = "100755"
 _RECORD = "record.json"
 
@@ -152,6 +157,7 @@ class Checkout:
         try:
             self._index.clear_leftovers()
             self._recover()
+            self._undo_raced_move()
             state = self.state()
             if state.late is not None or state.bases:
                 self.follow(state.late or self._local(), {})
@@ -180,6 +186,8 @@ class Checkout:
                     move.run()
                     self._save(move.next_state(_Action.KEEP))
                     work_tree.clear_temporary()
+                if move.old != move.new:
+                    self._check_not_raced()
                 break
             except PublishError as failure:
                 if failure.code is not FailureCode.LOCKED or not tries_left or index.is_locked():
@@ -189,6 +197,66 @@ class Checkout:
             text = f"{count(len(move.failed), 'file')} from the remote could not be written, such as {path}"
             reason = os_error_text(error, with_path=False)
             self._warn_once(f"{text}: {reason}. The next drain tries again", error)
+
+    def _check_not_raced(self) -> None:
+        """Raise PublishError if a git that was running has switched branches: then the move is undone."""
+        deadline = time.monotonic() + _OTHERS_S
+        while self.repository.locks.is_git_running(younger=_OTHERS_AGE_S) and time.monotonic() < deadline:
+            time.sleep(_OTHERS_POLL_S)
+        if self._undo_raced_move():
+            branch = self.repository.branch
+            text = f"another branch was checked out while {branch} moved"
+            raise PublishError(FailureCode.WRONG_BRANCH, text, f"git switch {branch}")
+
+    def _undo_raced_move(self) -> bool:
+        """Undo the last move if `git switch --create` read the branch before it. Return True if undone.
+
+        Git then makes the new branch from the former commit, and takes the index as it is by now: what the
+        move has brought would be staged there. Index and branch go back; the files stay, and count as
+        edits of the versions that they have.
+        """
+        repository = self.repository
+        repository.refs.forget()
+        head, moved = repository.refs.head(), self._local()
+        if head in ("", repository.branch_ref) or not moved:
+            return False
+        former = self.git.attempt("rev-parse", "--verify", "--quiet", head)[1].decode().strip()
+        last = self.git.attempt("log", "--walk-reflogs", "--max-count=1", "--format=%gs", "HEAD", "--")[1]
+        if not last.decode(errors="replace").startswith(f"checkout: moving from {repository.branch} to "):
+            return False
+        if former in ("", moved) or not repository.is_ancestor(former, moved):
+            return False
+        raw = self.git.fields(*DIFF_TREE, "--raw", "--no-abbrev", former, moved)
+        changed = {path: (before, after) for _, path, before, after in read_raw(raw)}
+        staged = self._index.entries(changed)[0]
+        if not changed or any(staged.get(path) != after for path, (_, after) in changed.items()):
+            return False
+        bases = {path: FileBase(blob_of(after)) for path, (_, after) in changed.items()}
+        state = MirrorState(moved, {**self.state().bases, **bases})
+        moves = [*self.write_state(state), (repository.branch_ref, former, moved)]
+        with self._index.copied():
+            self._index.change({path: before for path, (before, _) in changed.items()})
+            with self.moving("briter: undo", moves):
+                pass
+        return True
+
+    @contextmanager
+    def moving(self, reason: str, moves: Sequence[Move]) -> Iterator[None]:
+        """Hold index and refs inside, for changes of files; then put the new index in place, move the refs.
+
+        Nobody can switch branches meanwhile: HEAD is locked, too. An exception leaves both as they were.
+        """
+        update = self.git.open("update-ref", "-m", reason, "--stdin")
+        with self._index.locked(), update as command:
+            say = partial(_transact, command)
+            say("start")
+            for each in moves:
+                say(move_line(each))
+            say("prepare")
+            yield
+            self._index.place()
+            say("commit")
+        self.repository.refs.note(moves)
 
     def _recover(self) -> None:
         """Remember what an unfinished move has written, as edits since are of these versions."""
@@ -395,20 +463,11 @@ class _Move:
         moves = self.checkout.write_state(self.next_state(_Action.KEEP, _Action.WRITE))
         if self.old != self.new:
             moves.append((self.checkout.repository.branch_ref, self.new, self.old))
-        update = self.checkout.git.open("update-ref", "-m", "briter: sync", "--stdin")
         try:
-            with self.index.locked(), update as command:
-                say = partial(_transact, command)
-                say("start")
-                for move in moves:
-                    say(move_line(move))
-                say("prepare")
-                self.checkout.repository.check()  # nobody can switch branches any more: HEAD is locked, too
+            with self.checkout.moving("briter: sync", moves):
+                self.checkout.repository.check()
                 self._put_files(wanted)
                 self.index.skip([path for path in wanted if self.files[path].action is _Action.KEEP])
-                self.index.place()
-                say("commit")
-            self.checkout.repository.refs.note(moves)
         finally:
             if self.written:
                 self.checkout.updated(self.new, self.written)

@@ -101,24 +101,27 @@ class LockFiles:
             with suppress(OSError):
                 modified = path.stat().st_mtime
                 is_stale = modified >= since or time.time() - modified > _OLD_S
-                if is_stale and not self._is_git_running():
+                if is_stale and not self.is_git_running():
                     path.unlink(missing_ok=True)
         return [path for path in paths if path.exists()]
 
-    def _is_git_running(self) -> bool:
-        """Return True if another git may be working in this repository."""
+    def is_git_running(self, younger: float = math.inf) -> bool:
+        """Return True if another git may be working in this repository, for fewer seconds than `younger`."""
         # Resolved, as the kernel names a process's folder: the site may be a symbolic link.
         git_dir = self._git.git_dir
         places = (*map(os.path.realpath, (self._git.worktree or git_dir, git_dir)),)
-        for process in psutil.process_iter(["name", "ppid", "status", "cwd", "cmdline"]):
-            about = process.info
-            is_ended = about["status"] == psutil.STATUS_ZOMBIE
-            if is_ended or about["ppid"] == os.getpid() or not about["name"].startswith("git"):
+        for process in psutil.process_iter(["name", "ppid"]):
+            if process.info["ppid"] == os.getpid() or not (process.info["name"] or "").startswith("git"):
                 continue
-            command = " ".join(about["cmdline"] or ())
-            # Another user's process does not say where it works.
-            if about["cwd"] is None or about["cwd"].startswith(places) or any(map(command.count, places)):
-                return True
+            with suppress(psutil.NoSuchProcess):
+                about = process.as_dict(["status", "cwd", "cmdline", "create_time"])
+                if about["status"] == psutil.STATUS_ZOMBIE or time.time() - about["create_time"] >= younger:
+                    continue
+                command = " ".join(about["cmdline"] or ())
+                # Another user's process does not say where it works.
+                cwd = about["cwd"]
+                if cwd is None or cwd.startswith(places) or any(map(command.count, places)):
+                    return True
         return False
 
 

@@ -105,6 +105,39 @@ def test_a_branch_that_is_switched_during_the_push_keeps_its_index_and_its_files
     assert drafts.git("status", "--porcelain") == ""
 
 
+@pytest.mark.parametrize("moment", ["during the run", "after it"])
+def test_a_branch_that_is_created_from_the_tip_before_a_sync_has_nothing_of_it_staged(
+    site: Site, moment: str
+) -> None:
+    """`git switch --create` reads the tip, and later moves HEAD, without the lock of the index in between."""
+    site.push_elsewhere({"content/posts/theirs.md": "theirs\n", "content/posts/welcome.md": "# Theirs\n"})
+    old, here, go = site.git("rev-parse", "main"), site.root / "here", site.root / "go"
+    until = f"until [ -e {go} ] || [ $(git rev-parse main) != {old} ]; do sleep 0.002; done"
+    if moment == "after it":
+        until = f"until [ -e {go} ]; do sleep 0.02; done"
+    hooks = site.worktree / ".git/hooks"
+    wait = f"touch {here}; {until}; rm {hooks}/reference-transaction"
+    creates = f"while read old new ref; do [ $ref = refs/heads/drafts ] && {{ {wait}; }}; done; :"
+    program(hooks / "reference-transaction", f"[ $1 = prepared ] || exit 0\n{creates}")
+    command = ["git", *PERSON, "-C", str(site.worktree), "switch", "--quiet", "--create", "drafts"]
+    with subprocess.Popen(command) as person:
+        eventually(here.exists)
+        save(site, "a")
+        assert_published(site, site.run_once())
+        go.touch()
+    assert person.returncode == 0
+    if moment == "after it":
+        assert site.git("diff", "--cached", "--name-only") != ""
+        site.run_once()
+    assert site.git("rev-parse", "drafts", "main").split() == [old, old]
+    assert site.git("diff", "--cached", "--name-only") == ""
+    site.git("switch", "--quiet", "main")
+    assert not site.run_once().of("warning")
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert (site.worktree / "content/posts/welcome.md").read_text() == "# Theirs\n"
+    assert site.git("status", "--porcelain") == ""
+
+
 @pytest.mark.parametrize("edited", [False, True], ids=["", "edited again since"])
 @pytest.mark.parametrize("post", ["a", "welcome"], ids=["a new post", "an edited one"])
 def test_a_persons_commit_during_the_push_stops_no_post_and_goes_out_by_pull(

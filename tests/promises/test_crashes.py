@@ -42,8 +42,9 @@ def kill_after_the_push(site: Site, *args: str) -> None:
 @pytest.mark.timeout(300)
 def test_kills_at_random_moments_lose_and_double_nothing() -> None:
     told: list[str] = []
-    report = kills.run(Options(full=False, seed=SEED), told.append)
-    again = f"again with: scripts/soak kills --quick --seed {SEED}"
+    options = Options(full=False, seed=SEED)
+    report = kills.run(options, told.append)
+    again = f"again with: scripts/soak kills --quick --seed {SEED} --processes {options.processes}"
     assert not report.failures, "\n".join([*told, again])
     assert report.figures["kills while a push was planned"]
 

@@ -212,35 +212,40 @@ class World:
     def _operate(self, dice: random.Random) -> None:
         """Commit, push, pull, switch or merge, or leave files edited and staged; then pause."""
         operator = self._operator
-        often = [self._commit_and_push, operator.stage, operator.edit, operator.commit]
-        dice.choice([*often, *often, self._merge, self._draft, self._pull])()
+        often: list[Callable[[random.Random], object]] = [
+            self._commit_and_push,
+            lambda _: operator.stage(),
+            lambda _: operator.edit(),
+            lambda _: operator.commit(),
+        ]
+        dice.choice([*often, *often, self._merge, self._draft, self._pull])(dice)
         time.sleep(dice.uniform(0.05, 1.0))
 
-    def _commit_and_push(self) -> None:
+    def _commit_and_push(self, _: random.Random) -> None:
         if self._operator.commit():
             self._operator.push()
 
-    def _draft(self) -> None:
+    def _draft(self, dice: random.Random) -> None:
         """Be on another branch for a while, perhaps commit there, and come back."""
         if self._operator.leave():
-            time.sleep(self._dice.uniform(0, 0.5))
-            if self._dice.random() < 0.5:
+            time.sleep(dice.uniform(0, 0.5))
+            if dice.random() < 0.5:
                 self._operator.commit_draft()
             self._insist(self._operator.come_back)
 
-    def _merge(self) -> None:
+    def _merge(self, dice: random.Random) -> None:
         """Begin a merge, and end it some time later."""
         self._operator.begin_merge()
-        time.sleep(self._dice.uniform(0, 0.6))
-        keep = self._dice.random() < 0.5
+        time.sleep(dice.uniform(0, 0.6))
+        keep = dice.random() < 0.5
         self._insist(lambda: self._operator.end_merge(keep=keep))
 
-    def _pull(self) -> None:
+    def _pull(self, dice: random.Random) -> None:
         """Put local commits onto the remote's tip with the worker's command; now and then it is killed."""
         with self._no_worker:
-            push = ["--push"] if self._dice.random() < 0.7 else []
-            if self._dice.random() < 0.3:
-                command = ["timeout", "--signal=KILL", f"{self._dice.uniform(0.2, 1.2)}"]
+            push = ["--push"] if dice.random() < 0.7 else []
+            if dice.random() < 0.3:
+                command = ["timeout", "--signal=KILL", f"{dice.uniform(0.2, 1.2)}"]
                 command += [sys.executable, "-m", "briter_worker", "pull", "--rebase", *push]
                 environment = self._site.environment()
                 subprocess.run(command, env=environment, capture_output=True, check=False)
