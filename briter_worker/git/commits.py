@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from briter_worker.git.run import Git
 
 _PROGRESS_STEP = 100
+_WRITE_BLOBS = (*FAST_IMPORT, "--depth=0")
+"""Not the one that is begun early; and no attempt to find what contents have in common."""
 _IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
 _PLAIN = re.compile(rb"(?![\0- .,:;\"'\\])[^<>\n]+(?<![\0- .,:;\"'\\])")
 """What every git records as it is. From other names, `git commit` drops marks: full stops until git 2.44."""
@@ -98,6 +100,14 @@ def write_commits(
         git.run("update-ref", ref, parent)
     progress("commit", len(commits), len(commits))
     return names
+
+
+def write_blobs(git: Git, contents: Iterable[bytes]) -> None:
+    """Store contents in the repository, durably, in one pack. Raises PublishError."""
+    with git.open(*_WRITE_BLOBS) as command:
+        for content in contents:
+            command.send.write(b"blob\n")
+            _send_data(command.send, content)
 
 
 def write_commit(

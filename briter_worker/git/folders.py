@@ -8,7 +8,7 @@ import stat
 from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.allowlist import PathRefusedError, Refusal, is_inside, parents
 from briter_worker.errors import OS_FIXES, FailureCode, PublishError, os_error_fix, os_error_text
@@ -128,12 +128,22 @@ class Folders:
             os.close(fd)
 
 
-class PlainFiles(Folders):
-    """Files in memory, by their paths, in place of a work tree: no links, and no folder that is declared."""
+class PlainFile(NamedTuple):
+    """A file in place of one in a work tree; its content may have to be fetched."""
 
-    def __init__(self, files: Mapping[str, tuple[str, bytes]]) -> None:
-        """Take mode and content of each file."""
+    mode: str
+    size: int
+    content: bytes | None
+    blob: str
+
+
+class PlainFiles(Folders):
+    """Files by their paths, in place of a work tree: no links, and no folder that is declared."""
+
+    def __init__(self, files: Mapping[str, PlainFile], fetch: Callable[[str], bytes]) -> None:
+        """Take the files, and what returns the content of a blob."""
         self._files = files
+        self._fetch = fetch
 
     def close(self) -> None:
         """Do nothing."""
@@ -142,15 +152,16 @@ class PlainFiles(Folders):
         """Return what counts of a file's status; None where nothing is."""
         if path not in self._files:
             return None
-        mode, content = self._files[path]
-        return os.stat_result((int(mode, 8), 0, 0, 1, 0, 0, len(content), 0, 0, 0))
+        file = self._files[path]
+        return os.stat_result((int(file.mode, 8), 0, 0, 1, 0, 0, file.size, 0, 0, 0))
 
     def read(self, path: str, max_bytes: int, most: int = _ANY_SIZE) -> tuple[os.stat_result, bytes | None]:  # noqa: ARG002 - as those of a work tree
         """Return status and content of a file."""
         status = self.status(path)
         if status is None:
             raise FileNotFoundError(path)
-        return status, self._files[path][1]
+        file = self._files[path]
+        return status, self._fetch(file.blob) if file.content is None else file.content
 
 
 class Tree:

@@ -29,11 +29,11 @@ from briter_worker.errors import (
     UnavailableError,
     UsageError,
 )
-from briter_worker.git.folders import Folders, PlainFiles, Staged, Tree, read_tree
+from briter_worker.git.folders import Folders, PlainFile, PlainFiles, Staged, Tree, read_tree
 from briter_worker.git.merge import Base
 from briter_worker.git.repository import FOLDER, Repository, blob_of
 from briter_worker.git.run import Git
-from briter_worker.git.staging import ALL_TEXT, IGNORED, LARGE, ignored_paths, sparse_paths
+from briter_worker.git.staging import ALL_TEXT, IGNORED, KEPT_BYTES, LARGE, ignored_paths, sparse_paths
 from briter_worker.git.undo import versions_to_restore
 from briter_worker.git.work_tree import BlockedError, WorkTree
 from briter_worker.ports import RESTORE, BaseVersion, Payload, SubmittedFile, blob_id
@@ -231,7 +231,8 @@ class SubmittedCopies:
         try:
             there, rules, is_plain = self._find_files(tip, claims)
             if is_plain and (plain := self._read_files(there)) is not None:
-                staged = self._staging.stage(claims, tip=tip, scheduled=scheduled, files=PlainFiles(plain))
+                given = PlainFiles(plain, self.read)
+                staged = self._staging.stage(claims, tip=tip, scheduled=scheduled, files=given)
             else:
                 with tempfile.TemporaryDirectory(prefix="worktree-", dir=git.state_dir) as folder:
                     self._write_files(Path(folder), there, rules)
@@ -344,15 +345,19 @@ class SubmittedCopies:
         )
         return there, found, is_plain
 
-    def _read_files(self, there: Mapping[str, SubmittedFile]) -> dict[str, tuple[str, bytes]] | None:
-        """Return mode and content of each file; None if one is for git to read, or too large."""
-        files = {}
+    def _read_files(self, there: Mapping[str, SubmittedFile]) -> dict[str, PlainFile] | None:
+        """Return each file, the first ones with their contents; None if one is too large to be kept."""
+        files, kept = {}, 0
         for path, file in there.items():
             self._repository.git.check_running()
             content = self.read(str(file.blob))
             if len(content) > min(LARGE, self._staging.max_file_bytes):
                 return None
-            files[path] = "100755" if file.mode == "100755" else "100644", content
+            kept += len(content)
+            mode = "100755" if file.mode == "100755" else "100644"
+            files[path] = PlainFile(
+                mode, len(content), content if kept <= KEPT_BYTES else None, str(file.blob)
+            )
         return files
 
     def _write_files(self, root: Path, there: Mapping[str, SubmittedFile], rules: Mapping[str, str]) -> None:

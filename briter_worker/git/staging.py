@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from briter_worker.allowlist import PathRefusedError, Refusal, is_inside, normalized, parents
 from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.git.checkout import Checkout
+from briter_worker.git.commits import write_blobs
 from briter_worker.git.folders import (
     Folders,
     Staged,
@@ -53,6 +54,8 @@ _CHECK_ATTRIBUTES = (
 ALL_TEXT = ("true", "input", "1")
 LARGE = 4 << 20
 """Git reads larger files, so that they are not kept in memory."""
+KEPT_BYTES = 32 << 20
+"""So many bytes of files are kept in memory until their commits are written; then the repository has them."""
 _PROGRESS_STEP = 100
 _TRIES = 10
 _PAUSE_S = 0.02
@@ -198,6 +201,9 @@ class _Batch:
     _filtered: set[str] = field(default_factory=set)
     """Paths whose contents git changes on their way in."""
     _lfs: set[str] = field(default_factory=set)
+    _kept: list[Entry] = field(default_factory=list)
+    """The files with their contents, which the repository may lack."""
+    _kept_bytes: int = 0
 
     def __post_init__(self) -> None:
         self._repository, self._git = self._staging.repository, self._staging.repository.git
@@ -319,9 +325,26 @@ class _Batch:
             self._read[path] = read = self._read_file(path)
             if isinstance(read, _Read) and not read.file.blob:
                 by_git[path] = read
+            elif isinstance(read, _Read):
+                self._keep(read.file)
         for path, blob in self._add_to_index([*by_git]).items():
             by_git[path].file.blob = blob
         self._staging.progress("stage", len(paths), len(paths))
+
+    def _keep(self, file: Entry) -> None:
+        """Keep a file's content in memory, or have the repository keep all of them if they are too many.
+
+        What is stored is what was read; a file that has changed since is read again, and stored again.
+        """
+        if file.content is None:
+            return
+        self._kept.append(file)
+        self._kept_bytes += len(file.content)
+        if self._kept_bytes > KEPT_BYTES:
+            write_blobs(self._git, (each.content for each in self._kept if each.content is not None))
+            for each in self._kept:
+                each.content = None
+            self._kept, self._kept_bytes = [], 0
 
     def _find_filtered(self, paths: Collection[str]) -> None:
         if self._git.config("core.autocrlf").lower() in ALL_TEXT:
