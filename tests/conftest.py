@@ -6,6 +6,7 @@ import importlib
 import os
 import shutil
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,14 +16,19 @@ from sites import Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytest_plugins = ["postgres"]
 
 # A deadline by the wall clock fails on a busy machine and says nothing there; pytest-timeout ends what hangs.
 settings.register_profile("worker", deadline=None)
 settings.load_profile("worker")
-_HERMETIC = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0"}
+_HERMETIC = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0"}
+_GIT_CONFIG = """[safe]
+\tbareRepository = all
+[init]
+\tdefaultRefFormat = {refs}
+"""
+"""Of people's git, in every version: tests work in bare repositories, which git 3 asks for by name."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,7 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
     importlib.import_module("briter_worker.git.run")  # this deletes git's variables, and later would these
     for name in [n for n in os.environ if n.startswith("GIT_")]:
         del os.environ[name]
-    os.environ |= {**_HERMETIC, "HOME": home, "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+    config_file = Path(home, "gitconfig")
+    config_file.write_text(_GIT_CONFIG.format(refs=os.environ.get("BRITER_SOAK_REF_FORMAT", "files")))
+    os.environ |= {**_HERMETIC, "GIT_CONFIG_GLOBAL": str(config_file)}
+    os.environ |= {"HOME": home, "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 
 
 @pytest.fixture(autouse=True)

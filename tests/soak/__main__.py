@@ -18,6 +18,7 @@ PARTS = {
     "machine": "hold random histories of CMS, worker, operator, remote and clock against a model",
     "oracle": "compare what is published of random path lists with git itself",
     "fuzz": "feed random bytes as jobs",
+    "git": "publish with each git in the folders of BRITER_SOAK_GITS, with refs in files and in tables",
     "cluster": "kill, stop, cut off and sicken a cluster's nodes, and restart and restore Postgres",
 }
 

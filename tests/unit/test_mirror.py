@@ -420,7 +420,9 @@ def test_packs_stay_few_in_a_clone_that_lacks_objects_of_its_own(site: Site, opt
     site.git("clone", "--quiet", *how, str(site.worktree), cwd=site.root)
     for number in range(12):
         site.push_elsewhere({"content/posts/theirs.md": f"{number}\n"})
-        site.git("fetch", "--quiet")  # a pack of promised objects, in a clone with a filter
+        site.git(
+            "fetch", "--quiet", "--no-auto-maintenance"
+        )  # a pack of promised objects, in a clone with a filter
         blob = write_blob(site.worktree, f"ours {number}\n".encode())[1]
         pack = site.worktree / ".git/objects/pack/pack"
         run_git(site.worktree, "pack-objects", "-q", str(pack), stdin=f"{blob}\n".encode())
