@@ -119,8 +119,7 @@ def steer(
 ) -> T:
     """Change the site's queue as a user wants; store and log who did what. Raises DeclinedError."""
     wiring.check_site_format(settings)
-    # The clock that decides is Postgres's in a cluster.
-    now = wiring.open_database(settings).read_clock() if settings.database_url else time.time()
+    now = wiring.read_now(settings)
     done = change(queue or wiring.open_queue(settings), now)
     steered = partial(Steered, action=action, by=by)
     batch: list[Event]

@@ -102,6 +102,19 @@ def open_database(settings: Settings) -> Database:
     return _open_database(settings.database_url)
 
 
+def read_now(settings: Settings) -> float:
+    """Return the time by the clock that decides: Postgres's in a cluster, else this machine's.
+
+    Raises OSError where Postgres does not answer.
+    """
+    return open_database(settings).read_clock() if settings.database_url else time.time()
+
+
+def known_now(settings: Settings) -> float:
+    """Return the time by the clock that decides, as it was read last; asks nobody if it ever was."""
+    return open_database(settings).now() if settings.database_url else time.time()
+
+
 @cache
 def _open_database(url: str) -> Database:
     missing = [name for name in ("psycopg", "psycopg_pool", "yaml") if find_spec(name) is None]

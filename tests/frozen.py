@@ -20,6 +20,7 @@ class FreezingProxy:
         self.port = int(self._listener.getsockname()[1])
         self._is_frozen = threading.Event()
         self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
 
     def freeze(self) -> None:
         """From now on, bytes are taken and go nowhere, also those of new connections."""
@@ -37,7 +38,9 @@ class FreezingProxy:
                 server = socket.create_connection(("127.0.0.1", self._target))
                 self._sockets.append(server)
                 for source, sink in ((client, server), (server, client)):
-                    threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+                    thread = threading.Thread(target=self._pass_on, args=(source, sink))
+                    thread.start()
+                    self._threads.append(thread)
 
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
@@ -56,6 +59,9 @@ class FreezingProxy:
         for each in self._sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for each in self._sockets:
             each.close()
 
 

@@ -5,7 +5,6 @@ JSON is YAML, too. A site has the keys of `site show --json`; a key that is abse
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -145,7 +144,7 @@ def compare(registered: Iterable[Site], declared: Iterable[Site], *, prune: bool
 
 def apply(database: Database, differences: Differences, by: str) -> None:
     """Store all differences or none, as changes of a user. Raises DeclinedError if a site still has jobs."""
-    now = time.time()
+    now = database.read_clock()
     with database.transaction() as connection:
         for site in differences.added:
             if sites.store(connection, replace(site, created_at=now, changed_by=by)) is not None:

@@ -6,7 +6,6 @@ import gc
 import os
 import pwd
 import sys
-import time
 import traceback
 from contextlib import closing, suppress
 from importlib import import_module
@@ -31,7 +30,7 @@ from briter_worker.errors import (
 )
 from briter_worker.events import Event, Warned
 from briter_worker.settings import Settings, load_settings
-from briter_worker.wiring import open_database, open_history, open_queue
+from briter_worker.wiring import known_now, open_database, open_history, open_queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +82,7 @@ def complete_slug(incomplete: str) -> list[str]:
     slugs: dict[str, None] = {}
     with suppress(Exception):  # a shell has no use for an error
         settings = read_site(None)
-        slugs |= dict.fromkeys(row.job.slug for row in open_queue(settings).jobs(time.time()))
+        slugs |= dict.fromkeys(row.job.slug for row in open_queue(settings).jobs(known_now(settings)))
         with closing(open_history(settings)) as history:
             slugs |= dict.fromkeys(each.slug for each in history.receipts(limit=_MAX_COMPLETED))
     return [slug for slug in slugs if slug.startswith(incomplete) and slug.isprintable()]

@@ -32,12 +32,14 @@ from briter_worker.sinks.store import StoreError
 from briter_worker.status import health_problems, read_status
 from briter_worker.wiring import (
     check_site_format,
+    known_now,
     open_copies,
     open_database,
     open_git,
     open_history,
     open_sinks,
     pull_order,
+    read_now,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ database_app = typer.Typer(
 
 def status(*, site: SiteOption = None, as_json: Json = False) -> None:
     """Show job counts, the worker, and known problems."""
-    found = read_status(read_site(site), time.time())
+    settings = read_site(site)
+    found = read_status(settings, read_now(settings))
     output.answer(found.to_json(), lambda: output.write_status(found), as_json=as_json)
 
 
@@ -78,7 +81,8 @@ def health(
     # It reads the whole queue, and containers ask every few seconds.
     with suppress(OSError, FixableError):  # that is among the problems
         if settings.site or (not settings.database_url and _is_short(settings.queue_root)):
-            more["state"] = read_status(read_site(None), now, local_commits=()).headline().text
+            own = read_site(None)
+            more["state"] = read_status(own, known_now(own), local_commits=()).headline().text
             lines.append(f"state: {more['state']}")
     output.answer({"healthy": not problems, "problems": problems, **more}, "\n".join(lines), as_json=as_json)
     raise typer.Exit(1 if problems else 0)
@@ -175,7 +179,7 @@ def _move_jobs(command: Literal["import", "export"], site: str | None, *, as_jso
     from briter_worker.cluster import migrate  # noqa: PLC0415 - the extra [postgres]
 
     move = migrate.import_jobs if command == "import" else migrate.export_jobs
-    moved = move(settings, time.time())
+    moved = move(settings, read_now(settings))
     for path, reason in moved.remarks.items():
         report(f"warning: {path} is not moved along: {reason}")
     for slug, reason in moved.stayed.items():

@@ -29,7 +29,7 @@ from briter_worker.commands import (
 )
 from briter_worker.errors import DeclinedError, UsageError, many_lines, one_line
 from briter_worker.status import job_to_json, lock_holder, post_to_json, read_status
-from briter_worker.wiring import open_history, open_postgres_queue, open_queue
+from briter_worker.wiring import known_now, open_history, open_postgres_queue, open_queue, read_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -163,8 +163,8 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List the jobs in the queue: in flight, waiting, dead letters."""
-    queue = open_queue(read_site(site))
-    now = time.time()
+    settings = read_site(site)
+    queue, now = open_queue(settings), read_now(settings)
     rows = [row for row in queue.jobs(now) if row.state.value in _STATES.get(status, {row.state.value})]
     if as_json:
         output.write_json([job_to_json(row) for row in rows])
@@ -199,7 +199,7 @@ def history(
     if slug is not None and not receipts:
         _find_post(settings, slug)
     found = [receipt.to_json() for receipt in receipts]
-    output.answer(found, lambda: output.write_receipts(receipts, time.time()), as_json=as_json)
+    output.answer(found, lambda: output.write_receipts(receipts, known_now(settings)), as_json=as_json)
 
 
 def show(
@@ -231,7 +231,7 @@ def show(
     if post.running is not None:
         output.write_facts({"phase": output.progress_text(post.running)})
     if ended := [each for each in post.receipts if each.outcome]:
-        output.write_receipts(ended, time.time())
+        output.write_receipts(ended, known_now(settings))
         changes = ended[0].changes
         output.write_rows(("changed", f"+{each.added} -{each.removed}", each.path) for each in changes)
         output.write_rows(("may not be published", path) for path in ended[0].rejected_paths)
@@ -244,6 +244,7 @@ class _Post(NamedTuple):
     receipts: Sequence[Receipt]
     obstacle: str
     """The reason why a due job waits, if it is not its own last error."""
+    now: float
 
     @property
     def running(self) -> Receipt | None:
@@ -256,13 +257,14 @@ class _Post(NamedTuple):
             return output.progress_text(self.running)
         if not self.rows:
             return output.receipt_text(self.receipts[0])
-        text = output.job_text(self.rows[0], time.time())
+        text = output.job_text(self.rows[0], self.now)
         return f"{text}; {self.obstacle}" if self.obstacle else text
 
 
 def _find_post(settings: Settings, wanted: str) -> _Post:
     queue = open_queue(settings)
-    rows = sorted(queue.find(wanted, time.time()), key=lambda row: row.job.created_at, reverse=True)
+    now = read_now(settings)
+    rows = sorted(queue.find(wanted, now), key=lambda row: row.job.created_at, reverse=True)
     with closing(open_history(settings)) as reader:
         receipts = reader.of_post(wanted)
     if not rows and not receipts:
@@ -272,10 +274,10 @@ def _find_post(settings: Settings, wanted: str) -> _Post:
         )
     obstacle = ""
     if rows and rows[0].state.value in {"pending", "retrying", "quiet"}:
-        status = read_status(settings, time.time(), queue=queue, jobs=rows[:1], local_commits=())
+        status = read_status(settings, now, queue=queue, jobs=rows[:1], local_commits=())
         obstacle = "" if status.has_worker else "no worker is running: the next one publishes it"
         obstacle = output.pause_text(status.paused) if status.paused else obstacle
-    return _Post(rows, receipts, obstacle)
+    return _Post(rows, receipts, obstacle, now)
 
 
 def _watch(settings: Settings, wanted: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +17,7 @@ from briter_worker.events import WorkerStarted
 from briter_worker.settings import Settings, load_settings
 from briter_worker.sinks.log import LogSink, QuietLogSink
 from briter_worker.sinks.recorder import OpenedLater
-from briter_worker.wiring import another_watcher, open_post_watcher, open_queue, run_worker
+from briter_worker.wiring import another_watcher, known_now, open_post_watcher, open_queue, run_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -112,7 +111,9 @@ def _open_metrics(settings: Settings) -> MetricsSink:
 
         def measure() -> tuple[Iterable[Sample], tuple[()]]:
             with guard:
-                return measure_site(read_status(settings, time.time(), queue=queue, local_commits=())), ()
+                return measure_site(
+                    read_status(settings, known_now(settings), queue=queue, local_commits=())
+                ), ()
 
     metrics = MetricsSink(measure)
     try:

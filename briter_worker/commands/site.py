@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +86,8 @@ def save(  # noqa: PLR0913 - each is an option
             raise UsageError("site add needs --remote URL")
         # The settings are stored in the row, so that all nodes agree.
         branch, adapter = branch or settings.git_branch, adapter or settings.adapter
-        old = sites.Site(name, remote, branch, adapter, settings.allowed_paths, created_at=time.time())
+        now = database.read_clock()
+        old = sites.Site(name, remote, branch, adapter, settings.allowed_paths, created_at=now)
     else:
         old = sites.get(database, name)
     values = {**old.settings, **_read_own(own, author)}
@@ -116,7 +116,7 @@ def _show(site: sites.Site, *, as_json: bool) -> None:
 def list_(*, as_json: Json = False) -> None:
     """List the sites with their job counts."""
     _, database = _open("site list")
-    rows = sites.summaries(database, time.time())
+    rows = sites.summaries(database, database.read_clock())
     found = [_summary_to_json(row) for row in rows]
     cells = [
         (row.name, row.waiting, row.jobs["claimed"], row.jobs["failed"], row.site.remote) for row in rows

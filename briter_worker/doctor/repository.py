@@ -229,7 +229,7 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
     message, fix = f"{site.name} is paused", f"briter-worker site resume {site.name}"
     fine = f"{site.name} publishes {', '.join(own.folders)} to {site.branch}"
     yield unless(site.paused is not None, "site", message, fix, fine)
-    yield check_state(read_status(own, time.time()))
+    yield check_state(read_status(own, database.read_clock()))
     yield from _check_signing(own, settings.cache_root)
     message = f"{site.branch} of {site.remote} {_asked(settings)}"
     remote = attempt("remote", lambda: _ask_site_remote(site, own), message)

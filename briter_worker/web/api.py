@@ -1,7 +1,6 @@
 """The API of one site. `/openapi.json` describes it. Errors are problem documents (RFC 9457)."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.concurrency import run_in_threadpool
 
+from briter_worker import wiring
 from briter_worker.doctor import State as FindingState
 from briter_worker.job import Author, Job, State, parse_time
 from briter_worker.sinks.history import FAILED
@@ -227,7 +227,7 @@ def pause(site: CurrentSite, wanted: Annotated[PauseRequest | None, Body()] = No
         until = None if wanted.until is None else parse_time(wanted.until)
     except ValueError as error:
         raise ProblemError(422, str(error)) from None
-    if until is not None and until <= time.time():
+    if until is not None and until <= wiring.known_now(site.settings):
         raise ProblemError(409, f"{wanted.until} is in the past")
     made = site.steer("pause", lambda queue, now: queue.pause(now, until=until, reason=wanted.reason))
     return Json(made.to_json())

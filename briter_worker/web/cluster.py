@@ -4,7 +4,6 @@ import base64
 import binascii
 import re
 import threading
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -139,7 +138,7 @@ class Cluster:
 
         Everything else is summed up, without the label. Raises ProblemError and StoreError.
         """
-        found, now = self.overview().sites, time.time()
+        found, now = self.overview().sites, self.database.now()
         asked = self.settings.metrics_sites
         named = {site.name for site in found if site.name in asked or "*" in asked}
         if not asked:
@@ -186,6 +185,7 @@ class Cluster:
             "dry_run": False,
             "obstacle": None,
             "site_name": "All sites",
+            "now": self.database.now(),
             "base": "",
             "above": "",
             "pages": (("/", "Sites"),),
@@ -260,7 +260,7 @@ def all_sites(
     """Show every site: condition, waiting and failed posts."""
     more: dict[str, Any] = {"q": q, "show": show, "choices": _SHOW, "totals": cluster.status_json()}
     more |= paged(cluster.overview().chosen(q, show), start, PER_PAGE)
-    return page(request, cluster.page_context(), "sites.html", now=time.time(), **more)
+    return page(request, cluster.page_context(), "sites.html", **more)
 
 
 @router.get("/sites/{site}", include_in_schema=False)
@@ -278,7 +278,7 @@ def sites(
     limit: Annotated[int, Query(ge=1, le=5000)] = 100,
 ) -> Response:
     """Return the sites, by name."""
-    now = time.time()
+    now = cluster.database.now()
     found = cluster.overview().chosen(q, show)
     return api.listed([site.to_json(now) for site in found[offset : offset + limit]], offset, len(found))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from fastapi import HTTPException
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, Response
 
@@ -29,6 +28,7 @@ from briter_worker.web import labels
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from jinja2.runtime import Context
     from starlette.requests import Request
 
 PROBLEM_TYPE = "application/problem+json"
@@ -72,14 +72,22 @@ class Json(Response):
         return json.dumps(content, separators=(",", ":")).encode()
 
 
-def _when(seconds: float | None, *, relative: bool = False) -> Markup:
-    """Return a time for people, with the exact one for machines."""
+@pass_context
+def _when(context: Context, seconds: float | None, *, relative: bool = False) -> Markup:
+    """Return a time for people, by the page's clock, with the exact one for machines."""
     if seconds is None:
         return Markup("")
-    exact, mark = labels.moment(seconds), Markup(" data-ago") if relative else ""
+    now = context["now"]
+    exact, mark = labels.moment(seconds, now), Markup(" data-ago") if relative else ""
     return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(
-        format_time(seconds), exact, mark, ago(seconds - time.time()) if relative else exact
+        format_time(seconds), exact, mark, ago(seconds - now) if relative else exact
     )
+
+
+@pass_context
+def _ago(context: Context, seconds: float | None) -> Markup:
+    """Return a time as its distance from now."""
+    return _when(context, seconds, relative=True)
 
 
 def _finalize(value: object) -> object:
@@ -126,7 +134,7 @@ def _environment() -> Environment:
         "quoted": lambda value: quote_fix(one_line(str(value))),
         "when": _when,
         "exact": format_time,
-        "ago": lambda seconds: _when(seconds, relative=True),
+        "ago": _ago,
         "sentence": sentence,
         "span": span,
         "ident": _element_id,

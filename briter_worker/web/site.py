@@ -89,7 +89,7 @@ class Site:
         return self._snapshot.get()
 
     def _read_snapshot(self) -> Snapshot:
-        now = time.time()
+        now = wiring.read_now(self.settings)
         commits = self._commits.get()
         with self._queue_guard:
             queue, rows = self._queue, self._queue.jobs(now)
@@ -164,6 +164,7 @@ class Site:
             "obstacle": snapshot and snapshot.status.obstacle(),
             "site_name": one_line(self.name) or "site",
             "base": self.base,
+            "now": wiring.known_now(self.settings),
             "above": "/" if self.base else "",
             "pages": PAGES,
             "counted": "/failed",
@@ -240,7 +241,7 @@ class Site:
     def _has(self, document: Document) -> bool:
         """Return True if the queue or the history has the job. Raises ProblemError if it has another one."""
         with self._queue_guard:
-            waiting = self._queue.find(document["id"], time.time())
+            waiting = self._queue.find(document["id"], wiring.known_now(self.settings))
         former = self._former_slug(document["id"])
         if waiting:
             is_same = waiting[0].read().get(_REQUEST) == document[_REQUEST]
