@@ -305,7 +305,7 @@ def test_more_than_two_stars_exclude_what_git_excludes(tmp_path: Path, pattern: 
     ]
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     (tmp_path / ".git/info/exclude").write_text(f"{pattern}\n")
-    command = ["git", "-C", tmp_path, "check-ignore", "--no-index", "-z", "--stdin"]
+    command = ["git", "-C", str(tmp_path), "check-ignore", "--no-index", "-z", "--stdin"]
     done = subprocess.run(command, input="\0".join(paths).encode(), capture_output=True, check=False)
     site = Allowlist(["content"], excluded=[pattern])
     assert {path for path in paths if site.exclusion(path)} == set(done.stdout.decode().split("\0")) - {""}

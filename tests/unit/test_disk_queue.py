@@ -312,9 +312,10 @@ def test_saves_that_are_too_large_to_be_joined_are_published_one_after_another(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, *, is_held: bool
 ) -> None:
     monkeypatch.setattr("briter_worker.queues.disk.queue.MAX_JOINED_BYTES", 1000)
-    keys = {"scheduledFor": format_time(NOW + 600)} if is_held else {}
+    at = format_time(NOW + 600) if is_held else None
     for number in range(4):
-        disk.save("a", [f"{number}{'x' * 300}"], created=NOW + number, **(keys if number == 3 else {}))
+        scheduled_for = at if number == 3 else None
+        disk.save("a", [f"{number}{'x' * 300}"], created=NOW + number, scheduledFor=scheduled_for)
     seen: list[str] = []
     for now in (NOW, NOW + 61, NOW + 601, NOW + 700, NOW + 800):
         disk.queue.claim(now)  # perhaps only joins

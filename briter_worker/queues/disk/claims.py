@@ -98,9 +98,20 @@ class ClaimFolder:
                 (self._root_path / _FOLDER).mkdir()
                 is_new = True
             with self.root.open_child(_FOLDER) as self.claimed, self.claimed.locked(_LOCK):
-                earlier = () if is_new else (self.root, self.claimed)
-                self.waited.note(self.claimed, *earlier)
+                if not self.waited.is_noted(self.claimed):
+                    self.waited.note(self.claimed, () if is_new else self._all_jobs())
                 yield
+
+    def _all_jobs(self) -> Iterator[JobFile]:
+        """Yield the jobs that wait, are in flight, or were taken by a process that died."""
+        places = [(self.root, name, name) for name in self.root.names() if is_job_name(name)]
+        claimed = [name for name in self.claimed.names() if name.endswith(SUFFIX)]
+        places += [(self.claimed, name, _original_name(name)) for name in claimed]
+        for folder, name, original in places:
+            with contextlib.suppress(OSError):
+                file = read_queue_file(folder, name, original)
+                if isinstance(file, JobFile):
+                    yield file
 
     def list_names(self) -> list[str]:
         """Return the names in `.claimed/`, without the lock."""

@@ -7,15 +7,15 @@ there are none. Until the note is there, all jobs of an earlier version's queue 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from typing import TYPE_CHECKING
 
 from briter_worker.job import embargo_fault
-from briter_worker.queues.disk.files import Folder, JobFile, is_job_name, read_queue_file
+from briter_worker.queues.disk.files import Folder, JobFile
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 Identity = tuple[str, int]
@@ -41,14 +41,17 @@ class WaitedJobs:
                 return False  # no version has changed the queue
         return self._noted is None or _identity(file) in self._noted
 
-    def note(self, claimed: Folder, *folders: Folder) -> None:
-        """Note the jobs of these folders, unless that was done before; only under the lock."""
+    def is_noted(self, claimed: Folder) -> bool:
+        """Return True if the jobs are noted that waited."""
         if self._noted is None:
             self._noted = self._read(claimed)
-        if self._noted is None:
-            found = [each for folder in folders for each in _misspelt(folder)]
-            claimed.overwrite(self._note, json.dumps(found).encode())
-            self._noted = frozenset(found)
+        return self._noted is not None
+
+    def note(self, claimed: Folder, jobs: Iterable[JobFile]) -> None:
+        """Note which of the jobs would be refused today, or at some time; only under the lock."""
+        found = [_identity(file) for file in jobs if embargo_fault(file.document, -math.inf)]
+        claimed.overwrite(self._note, json.dumps(found).encode())
+        self._noted = frozenset(found)
 
     def _read(self, claimed: Folder) -> frozenset[Identity] | None:
         """Return what is noted; None if nothing is, or a part only."""
@@ -57,17 +60,6 @@ class WaitedJobs:
             return frozenset((str(job_id), int(written)) for job_id, written in noted)
         except (FileNotFoundError, ValueError, TypeError):
             return None
-
-
-def _misspelt(folder: Folder) -> list[Identity]:
-    """Return the jobs of a folder that would be refused today, or at some time."""
-    found = []
-    for name in filter(is_job_name, folder.names()):
-        with contextlib.suppress(OSError):
-            file = read_queue_file(folder, name)
-            if isinstance(file, JobFile) and embargo_fault(file.document, -math.inf):
-                found.append(_identity(file))
-    return found
 
 
 def _identity(file: JobFile) -> Identity:
