@@ -42,9 +42,8 @@ _SOMETIMES = {
 """Settings that some of the sites have, while workers are killed."""
 _BY_SSH = 0.3
 """This share of the sites has a remote by ssh, and workers that keep connections to it."""
-_LASTING = {"conflicts.json", "scheduled", "lock", "undo.lock", "watch.lock"} | {
-    f"watch.db{suffix}" for suffix in ("", "-wal", "-shm")
-}
+_RECORDS = {"conflicts.json", "first-saves", "format.json", "scheduled", "lock", "undo.lock", "watch.lock"}
+_LASTING = _RECORDS | {f"watch.db{suffix}" for suffix in ("", "-wal", "-shm")}
 """Files of the worker that stay."""
 _RUNS = 8
 """This many undisturbed runs must empty the queue."""
