@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 
-from benchmarks import drain, held, latency, link, start, watch, web
+from benchmarks import drain, held, latency, link, one_core, start, watch, web
 from benchmarks.cluster import section as cluster
 from benchmarks.lab import PROJECT, laboratory, say
 from benchmarks.report import fill_pages, read_machine, write
@@ -16,6 +16,7 @@ _BENCHMARKS = {
     "drain": drain.measure,
     "latency": latency.measure,
     "link": link.measure,
+    "one-core": one_core.measure,
     "held": held.measure,
     "start": start.measure,
     "watch": watch.measure,

@@ -461,7 +461,8 @@ def list_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:  # noqa
 def parameter_text(parameter: Any) -> str:  # noqa: ANN401 - click's own
     """Return how a parameter is written on the command line."""
     if parameter.param_type_name == "argument":
-        return str(parameter.metavar or parameter.name.upper())
+        name = str(parameter.metavar or parameter.name.upper())
+        return f"{name}..." if parameter.nargs == -1 else name
     flags = ", ".join([*parameter.opts, *parameter.secondary_opts])
     return flags if parameter.is_flag else f"{flags} {value_text(parameter)}"
 

@@ -55,7 +55,7 @@ Span = Annotated[str | None, typer.Option("--for", metavar="SPAN", help="Duratio
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason shown in list, status and the dashboard.")]
 Paths = Annotated[
     list[str],
-    typer.Argument(metavar="PATH...", help="Files and folders, relative to the repository or absolute."),
+    typer.Argument(metavar="PATH", help="Files and folders, relative to the repository or absolute."),
 ]
 At = Annotated[
     str | None, typer.Option(metavar="ISO", help="Time to publish, as 2026-01-31T09:00:00Z. [default: now]")

@@ -77,6 +77,20 @@ def test_the_tutorial_publishes_holds_and_refuses(tmp_path: Path) -> None:
     assert "none of its paths may be published" in said
 
 
+def test_the_demo_shows_lines_for_a_person_at_a_terminal_and_json_into_a_pipe() -> None:
+    demo = str(ROOT / "scripts" / "demo")
+    spawn = f"import os, pty; raise SystemExit(os.waitstatus_to_exitcode(pty.spawn([{demo!r}])))"
+    shown, piped = (
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+        for command in ([sys.executable, "-c", spawn], [demo])
+    )
+    assert re.search(r"\d\d:\d\d:\d\d published hello", shown)
+    assert "[briter-worker] {" not in shown
+    assert '"event":"published"' in piped
+    assert "It works." in shown
+    assert "It works." in piped
+
+
 def test_the_readmes_five_minutes_publish_a_first_and_a_second_post(site: Site) -> None:
     _, install, first, daemon, second = _commands("README.md")
     assert "pip install --constraint constraints.txt ." in install
