@@ -29,6 +29,8 @@ _REMOTE_TYPES = frozenset(
     | {"vboxsf", "vmhgfs", "prl_fs", "fakeowner", "grpcfuse"}
 )
 """File systems on which other machines write, whose changes the kernel does not report."""
+_LEAF_LINKS = 2
+"""Its name above, and its own `.`; file systems that do not count links say 1."""
 _MOUNTS = "/proc/self/mountinfo"
 
 
@@ -193,8 +195,16 @@ class KernelEvents:
         while todo:
             folder = todo.pop()
             self._add(folder)
-            with suppress(OSError), os.scandir(self._root / folder) as entries:
-                todo += [f"{folder}/{entry.name}" for entry in entries if entry.is_dir(follow_symlinks=False)]
+            with suppress(OSError):
+                todo += self._folders_in(folder)
+
+    def _folders_in(self, folder: str) -> list[str]:
+        """Return the folders in a folder. Where links are counted, a folder with two of them has none."""
+        place = f"{self._root}/{folder}"
+        if os.lstat(place).st_nlink == _LEAF_LINKS:
+            return []
+        with os.scandir(place) as entries:
+            return [f"{folder}/{entry.name}" for entry in entries if entry.is_dir(follow_symlinks=False)]
 
     def _add(self, folder: str) -> None:
         mask = _MASK | (flags.DONT_FOLLOW if folder else 0)

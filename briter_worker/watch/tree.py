@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 1 << 20
 _STAMP = struct.Struct("<QqqqI")
-_TICK_NS = 15_000_000
+_TICK_NS = 11_000_000
 """The resolution of time stamps, a tick of the kernel: a file may change once more within it."""
 _COARSE_TICK_NS = 2_000_000_000
 """The resolution of file systems that store whole seconds, or every second one."""
@@ -114,15 +114,16 @@ class Tree:
             paths.update(f"{folder}/{name}" for name in ledger.names(folder))
         return Difference(paths, unreadable)
 
-    def read(self, path: str, now: float, *, is_closed: bool, is_patient: bool = True) -> Seen:
+    def read(
+        self, folders: Folders, path: str, now: float, *, is_closed: bool, is_patient: bool = True
+    ) -> Seen:
         """Look at a path, and read the file that is there.
 
         `is_closed`: somebody saw that the last program that wrote the file has closed it. Not `is_patient`:
         that counts even if a program has the file open for writing. `now` is the wall clock's time.
         """
         try:
-            with closing(Folders(self.root)) as folders:
-                return self._read(folders, path, now, is_closed=is_closed, is_patient=is_patient)
+            return self._read(folders, path, now, is_closed=is_closed, is_patient=is_patient)
         except (FileNotFoundError, NotADirectoryError):
             return Seen(Kind.GONE)
         except PathRefusedError:
@@ -163,16 +164,19 @@ def _list(folders: Folders, folder: str) -> tuple[dict[str, bytes], list[str]]:
     """Return the stamps of the files in a folder, and the folders in it."""
     found: dict[str, bytes] = {}
     below: list[str] = []
+    pack = _STAMP.pack
     with os.scandir(folders.open(folder)) as entries:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                if _is_text(entry.name):
-                    below.append(f"{folder}/{entry.name}")
-            elif entry.is_file(follow_symlinks=False):
-                try:
-                    found[entry.name] = _stamp(entry.stat(follow_symlinks=False))
-                except FileNotFoundError:  # gone since the folder was listed
-                    continue
+            try:
+                each = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # gone since the folder was listed
+                continue
+            if stat.S_ISREG(each.st_mode):  # as `_stamp`, which 100,000 calls make slow
+                found[entry.name] = pack(
+                    each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_mode
+                )
+            elif stat.S_ISDIR(each.st_mode) and _is_text(entry.name):
+                below.append(f"{folder}/{entry.name}")
     return found, below
 
 

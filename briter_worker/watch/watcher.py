@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +14,7 @@ import filelock
 
 from briter_worker.allowlist import PathRefusedError, is_inside, normalized, parents
 from briter_worker.errors import FailureCode, PublishError, describe, failure_of, one_line
+from briter_worker.git.folders import Folders
 from briter_worker.git.index import hash_files
 from briter_worker.git.repository import LINK, SUBMODULE, blob_of
 from briter_worker.git.staging import ignored_paths, sparse_paths
@@ -39,7 +40,7 @@ _LOCK_NAME = "watch.lock"
 _WAITING = frozenset({State.PENDING, State.SCHEDULED, State.RETRYING, State.QUIET, State.TRIED})
 """States of jobs that will read their files later."""
 _AGAIN_NAME = "watch.again"
-STILL_S = 0.02
+STILL_S = 0.015
 """A closed file is read when it had no event for this long."""
 LONGEST_STILL_S = 0.2
 """It is read so long after it was closed first at the latest, if it is closed then."""
@@ -457,41 +458,44 @@ class PostWatcher:
     ) -> list[_Ready]:
         """Read the files that are due; return those whose version is certain."""
         ready = []
-        for path in due:
-            each = self._pending[path]
-            if not self._is_allowed(path):
-                del self._pending[path]
-                continue
-            is_patient = each.writer is not Writer.CLOSED or now - each.last < LONGEST_STILL_S
-            is_closed = each.writer in {Writer.CLOSED, Writer.MOVED} or each.is_still(now)
-            seen = self._files.read(path, wall, is_closed=is_closed, is_patient=is_patient)
-            each.note(seen, now)
-            match seen.kind:
-                case Kind.FILE:
-                    is_passing = _is_passing(path, seen.version, known.get(path))
-                    if is_passing and now - each.since < GONE_S:
-                        each.look_at = each.since + GONE_S
-                    else:
-                        ready.append(_Ready(path, known.get(path), seen.version, seen.stamp))
-                case Kind.GONE | Kind.FOLDER if path in known:
-                    ready_at = each.since + GONE_S
-                    if now < ready_at:
-                        each.look_at = ready_at
-                    else:
-                        ready.append(_Ready(path, known[path], None, UNPROVEN))
-                case Kind.WRITING | Kind.UNCERTAIN:
-                    each.look_at = now + _WRITING_LOOK_S
-                    each.closed_at = math.inf
-                    if now - each.first > _NAMED_AFTER_S:
-                        text = f"{path} is open for writing; watch reads it when it is closed"
-                        self._warn_once(text, "let the program that writes it close it")
-                case Kind.UNREADABLE:
-                    each.look_at = now + _UNREADABLE_RETRY_S
-                    text = f"{path} cannot be read: {seen.problem}. The other posts are not affected"
-                    self._warn_once(text, "let the worker's user read the file")
-                case _:
+        with closing(Folders(self.root)) as folders:
+            for path in sorted(due):  # folder by folder
+                if not self._is_allowed(path):
                     del self._pending[path]
+                    continue
+                each = self._pending[path]
+                is_patient = each.writer is not Writer.CLOSED or now - each.last < LONGEST_STILL_S
+                is_closed = each.writer in {Writer.CLOSED, Writer.MOVED} or each.is_still(now)
+                seen = self._files.read(folders, path, wall, is_closed=is_closed, is_patient=is_patient)
+                each.note(seen, now)
+                if (found := self._judge(path, each, seen, known.get(path), now)) is not None:
+                    ready.append(found)
         return ready
+
+    def _judge(self, path: str, each: _Pending, seen: Seen, known: Known | None, now: float) -> _Ready | None:
+        """Return the path if its version is certain. Else say when to look again, or forget the path."""
+        match seen.kind:
+            case Kind.FILE:
+                if not _is_passing(path, seen.version, known) or now - each.since >= GONE_S:
+                    return _Ready(path, known, seen.version, seen.stamp)
+                each.look_at = each.since + GONE_S
+            case Kind.GONE | Kind.FOLDER if known is not None:
+                if now - each.since >= GONE_S:
+                    return _Ready(path, known, None, UNPROVEN)
+                each.look_at = each.since + GONE_S
+            case Kind.WRITING | Kind.UNCERTAIN:
+                each.look_at = now + _WRITING_LOOK_S
+                each.closed_at = math.inf
+                if now - each.first > _NAMED_AFTER_S:
+                    text = f"{path} is open for writing; watch reads it when it is closed"
+                    self._warn_once(text, "let the program that writes it close it")
+            case Kind.UNREADABLE:
+                each.look_at = now + _UNREADABLE_RETRY_S
+                text = f"{path} cannot be read: {seen.problem}. The other posts are not affected"
+                self._warn_once(text, "let the worker's user read the file")
+            case _:
+                del self._pending[path]
+        return None
 
     def _drop_unchanged(self, ready: Collection[_Ready], wall: float) -> list[_Ready]:
         """Return what differs from the ledger or was saved again; note the stamps of what was not."""

@@ -106,7 +106,7 @@ def test_a_save_is_read_at_most_three_tenths_of_a_second_after_it_was_closed(sit
             watched.wait(0.03)
             assert watched.saved[-1][1] == {"content/posts/welcome.md": text}
         count = len(watched.saved)
-        for number in range(30):  # without a pause of 20 ms
+        for number in range(30):  # without a pause of 10 ms
             site.write_post("content/posts/welcome.md", f"{number}\n")
             watched.wait(0.01)
         assert len(watched.saved) > count

@@ -19,6 +19,7 @@ from briter_worker.watch.ledger import Ledger, Version, record
 from briter_worker.watch.tree import Tree
 
 if TYPE_CHECKING:
+    from briter_worker.git.folders import Folders
     from briter_worker.watch.tree import Seen
 
 POST = "content/posts/welcome.md"
@@ -515,9 +516,9 @@ def test_a_start_reads_no_file_whose_stat_data_is_known(site: Site, monkeypatch:
     reads: list[str] = []
     read = Tree.read
 
-    def spy(tree: Tree, path: str, now: float, **options: bool) -> Seen:
+    def spy(tree: Tree, folders: Folders, path: str, now: float, **options: bool) -> Seen:
         reads.append(path)
-        return read(tree, path, now, **options)
+        return read(tree, folders, path, now, **options)
 
     monkeypatch.setattr(Tree, "read", spy)
     with watching(site):

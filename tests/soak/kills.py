@@ -429,7 +429,8 @@ class World:
         dead = {path for job in site.jobs() for path in job["paths"]}
         for line in site.git("status", "--porcelain", "--untracked-files=all").splitlines():
             path = line.split(maxsplit=1)[1]
-            if not path.startswith(mine) and path not in dead:
+            is_backup = path.endswith(("~", ".swp"))  # of an editor, which nobody publishes
+            if not path.startswith(mine) and path not in dead and not is_backup:
                 yield f"git status reports {line!r}"
         private = site.git("for-each-ref", "--format=%(refname)", "refs/briter").splitlines()
         yield from (f"{ref} is left over" for ref in private if "/batch/" in ref)
