@@ -180,8 +180,25 @@ def _headline(sections: Mapping[str, Section]) -> list[str]:
             f"commit and push per job; one new post takes {number(post.value)}× the time of git's own three "
             "commands (lower is better)."
         ),
+        *_link_headline(sections),
         "",
         describe(drain.machine),
+    ]
+
+
+def _link_headline(sections: Mapping[str, Section]) -> list[str]:
+    """Return the favourable and the unfavourable figure of a remote at the other end of a link."""
+    if "link" not in sections:
+        return []
+    kept, fresh = (
+        next(check for check in sections["link"].checks if check.name.startswith(name))
+        for name in ("ssh, round trip 50 ms, ours:", "ssh, round trip 50 ms, ours, fresh")
+    )
+    return [
+        (
+            f"To a remote 50 ms away, by ssh, a save takes **{number(kept.value)}× the time** of these commands, "
+            f"and {number(fresh.value)}× where no connection is kept yet."
+        )
     ]
 
 

@@ -320,6 +320,11 @@ def test_a_host_that_allows_no_second_session_on_a_connection_gets_a_fresh_one(
             assert other.stdout.readline() == b"here\n"
             assert client.push()
             assert client.link.connections == 2 + 1
+            client.host.keep_out()
+            with pytest.raises(PublishError) as caught:
+                client.ask()
+            assert caught.value.code is FailureCode.AUTH
+            assert "mux" not in caught.value.message
             other.kill()
         client.connections.close()
 
@@ -350,18 +355,6 @@ def test_a_host_that_has_become_slow_is_answered_for_in_the_same_attempt(
     with client.repository() as repository:
         assert repository.remote_tip()
     assert client.link.connections == 2
-
-
-def test_what_ssh_prints_about_a_connection_that_it_could_not_use_is_in_no_reason(client: Client) -> None:
-    client.ask()
-    stop_master(client)
-    client.host.keep_out()
-    for process in client.masters():
-        process.kill()
-    with pytest.raises(PublishError) as caught:
-        client.ask()
-    assert caught.value.code is FailureCode.AUTH
-    assert "mux" not in caught.value.message
 
 
 # When it ends
