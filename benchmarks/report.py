@@ -196,8 +196,8 @@ def _link_headline(sections: Mapping[str, Section]) -> list[str]:
     )
     return [
         (
-            f"To a remote 50 ms away, by ssh, a save takes **{number(kept.value)}× the time** of these commands, "
-            f"and {number(fresh.value)}× where no connection is kept yet."
+            f"To a remote 50 ms away, by ssh, a save takes **{number(kept.value)}× the time** of these "
+            f"commands, and {number(fresh.value)}× where no connection is kept yet."
         )
     ]
 
