@@ -143,12 +143,15 @@ class SshConnection:
 
     def end(self) -> None:
         """End the connection, if it is open, whatever state it is in."""
-        for socket in self._sockets():
-            _end_master(socket, self._path)
+        with suppress(OSError):
+            for socket in self._sockets():
+                _end_master(socket, self._path)
 
     def _sockets(self) -> list[Path]:
-        found = self._socket.parent.glob(f"{self._socket.name}-*")
-        return [path for path in found if not path.suffix]  # with a suffix: ssh is just making it
+        with suppress(OSError):
+            found = self._socket.parent.glob(f"{self._socket.name}-*")
+            return [path for path in found if not path.suffix]  # with a suffix: ssh is just making it
+        return []
 
 
 class SshConnections:
@@ -249,7 +252,7 @@ class SshConnections:
 
     def _open_folder(self) -> Path | None:
         """Return the folder of the sockets, which may have to be made; None if there can be none."""
-        if self._folder is not None and self._folder.is_dir():
+        if self._folder is not None and _is_folder(self._folder):
             return self._folder
         if self._parent is None:
             return None
@@ -289,9 +292,15 @@ def _find_parent() -> Path | None:
     """Return the place for the folders of this user's workers; None if no path is short and plain enough."""
     for place in (os.environ.get("TMPDIR", ""), "/tmp"):  # noqa: S108 - the folder is checked to be private
         parent = Path(place, f"briter-{os.geteuid()}")
-        if _PLAIN_PATH.fullmatch(str(parent)) and parent.parent.is_dir():
+        if _PLAIN_PATH.fullmatch(str(parent)) and _is_folder(parent.parent):
             return parent
     return None
+
+
+def _is_folder(path: Path) -> bool:
+    with suppress(OSError):  # a folder above may not be entered, or the disk cannot be read
+        return path.is_dir()
+    return False
 
 
 def _is_private(folder: Path) -> bool:

@@ -397,6 +397,19 @@ def test_a_long_path_of_temporary_files_is_not_used_for_sockets(
     assert module._find_parent() == Path(f"/tmp/briter-{os.geteuid()}")  # noqa: SLF001
 
 
+def test_a_folder_of_temporary_files_that_cannot_be_read_stops_no_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_path: Path) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "is_dir", fail)
+    connections = SshConnections(KEEP_S)
+    with connections.borrow("ssh", "git@git.example.org:posts.git", {}, Path("/")) as connection:
+        assert connection is None
+    connections.close()
+
+
 @pytest.mark.parametrize("foreign", ["open to others", "a link"])
 def test_a_folder_that_is_not_private_is_not_used(client: Client, foreign: str) -> None:
     parent = client.temporary / f"briter-{os.geteuid()}"
