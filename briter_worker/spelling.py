@@ -49,16 +49,18 @@ def _plain(key: str) -> str:
 
 
 def _is_near(key: str, right: str) -> bool:
-    """Return True if the keys are the same, or long enough and one letter or one swap apart."""
+    """Return True if the keys are equal, or if both are long enough and differ by one letter or one swap."""
     if key == right:
         return True
-    if min(len(key), len(right)) < _SHORTEST or abs(len(key) - len(right)) > 1:
+    if min(len(key), len(right)) < _SHORTEST:
         return False
-    same = 0
-    while key[same : same + 1] == right[same : same + 1]:
-        same += 1
-    key, right = key[same:], right[same:]
-    has_other_letter = key[1:] == right[1:]
-    has_letter_more, has_letter_less = key[1:] == right, key == right[1:]
-    has_swap = key[:2] == right[1::-1] and key[2:] == right[2:]
-    return has_other_letter or has_letter_more or has_letter_less or has_swap
+    start = 0
+    while key[start : start + 1] == right[start : start + 1]:
+        start += 1
+    key_end = key[start:]
+    right_end = right[start:]
+    has_other_letter = key_end[1:] == right_end[1:]
+    has_letter_more = key_end[1:] == right_end
+    has_letter_less = key_end == right_end[1:]
+    swapped = right_end[1:2] + right_end[:1] + right_end[2:]
+    return has_other_letter or has_letter_more or has_letter_less or key_end == swapped

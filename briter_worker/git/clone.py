@@ -117,12 +117,14 @@ def _naming(folder: Path) -> Iterator[None]:
 
 
 def _prepare(repository: Repository, place: Path, url: str) -> None:
-    # A hash, because a part of the address may be what opens the remote.
+    """Clone the site, or clear the clone that is there of what a dead worker left in it."""
+    # A hash, because the address may contain credentials.
     mark = hashlib.sha256(f"{_FORMAT}\0{url}\0{repository.branch}".encode()).hexdigest()
     if not _is_usable(repository, place, mark):
         _clone(repository, place, url, mark)
         return
-    # Lock files: their holders are dead, as the clone is ours. Git writes no other ref under a name again.
+    # The holders of git's lock files are dead, as this process has the clone's lock. The locks of refs
+    # other than the worker's stay: they stop nobody, as git writes no such ref under the same name again.
     repository.locks.remove_own()
     for path in (*place.iterdir(), *(place / "briter").iterdir(), *place.glob("reftable/*.lock")):
         if path.suffix == ".lock":
@@ -143,6 +145,7 @@ def _is_usable(repository: Repository, place: Path, mark: str) -> bool:
 
 
 def _clone(repository: Repository, place: Path, url: str, mark: str) -> None:
+    """Make a new clone in place of what is there, and mark the clone as finished."""
     repository.git.refresh()
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place)

@@ -219,19 +219,23 @@ def _send_data(send: IO[bytes], data: bytes) -> None:
 
 
 def read_commits(git: Git, since: str, tip: str, identity: Person) -> list[RemoteCommit]:
-    """Return the commits between `since` and `tip`, oldest first. The worker's are those of `identity`."""
+    """Return the commits after `since` up to `tip` that change files, oldest first, without merges.
+
+    A commit whose committer is `identity` counts as the worker's own.
+    """
     log = git.fields(
         *("log", "--reverse", "--topo-order", "--no-merges", "--raw", "-z", "--no-renames", "--no-abbrev"),
         *("--encoding=UTF-8", f"--format={COMMIT_MARK}%H%n%cn <%ce>", f"{since}..{tip}", "--"),
     )
-    recorded = recorded_person(git, identity.line(0)).rpartition(b" 0 ")[0]
-    own = {str(identity), recorded.decode(errors="replace")}  # the first one of commits by earlier versions
+    recorded_name = recorded_person(git, identity.line(0)).rpartition(b" 0 ")[0].decode(errors="replace")
+    name_of_earlier_versions = str(identity)
     found: dict[str, RemoteCommit] = {}
     for text, path, _, new in read_raw(log):
         sha, committer = text.split("\n")
-        is_own = committer in own
-        commit = RemoteCommit(sha, is_own, {})
-        found.setdefault(sha, commit).blobs[path] = blob_of(new)
+        if sha not in found:
+            is_own = committer in {recorded_name, name_of_earlier_versions}
+            found[sha] = RemoteCommit(sha, is_own, {})
+        found[sha].blobs[path] = blob_of(new)
     return [*found.values()]
 
 

@@ -56,7 +56,7 @@ class LockFiles:
         return (self._git.common_dir / self._own_refs).rglob("*.lock")
 
     def remove_own(self) -> None:
-        """Remove those of the worker's own refs. Call it when no git of the worker's runs."""
+        """Remove the locks of the worker's own refs. Call it when no git of the worker's runs."""
         for path in self._own():
             with suppress(OSError):
                 path.unlink()
@@ -88,41 +88,57 @@ class LockFiles:
                 mark.unlink(missing_ok=True)
 
     def _remove_lasting(self, mark: Path) -> list[Path]:
-        """Remove the stale locks that stop the worker and last. Return the others."""
+        """Wait for the locks that stop the worker, then remove the stale ones. Return the others."""
         if held := [path for path in self.find() if path.name != "index.lock"]:
             time.sleep(_WAIT_S)
         return self._remove_stale(mark, held)
 
     def _remove_stale(self, mark: Path, paths: Sequence[Path]) -> list[Path]:
-        """Remove the locks that are provably the worker's, or old. Return the others."""
+        """Remove the locks that are younger than the mark, or old, if no git runs. Return the others."""
         self.remove_own()
-        since = mark.stat().st_mtime if mark.exists() else math.inf
+        marked_at = mark.stat().st_mtime if mark.exists() else math.inf
         for path in paths:
             with suppress(OSError):
-                modified = path.stat().st_mtime
-                is_stale = modified >= since or time.time() - modified > _OLD_S
-                if is_stale and not self.is_git_running():
+                locked_at = path.stat().st_mtime
+                is_of_dead_worker = locked_at >= marked_at
+                is_old = time.time() - locked_at > _OLD_S
+                if (is_of_dead_worker or is_old) and not self.is_git_running():
                     path.unlink(missing_ok=True)
         return [path for path in paths if path.exists()]
 
     def is_git_running(self, younger: float = math.inf) -> bool:
-        """Return True if another git may be working in this repository, for fewer seconds than `younger`."""
-        # Resolved, as the kernel names a process's folder: the site may be a symbolic link.
+        """Return True if a git that this process did not start may be working in this repository.
+
+        A git that started `younger` seconds ago, or earlier, does not count.
+        """
         git_dir = self._git.git_dir
-        places = (*map(os.path.realpath, (self._git.worktree or git_dir, git_dir)),)
+        work_tree = self._git.worktree or git_dir
+        # Resolved, as the kernel names a process's folder: the site may be a symbolic link.
+        folders = (os.path.realpath(work_tree), os.path.realpath(git_dir))
         for process in psutil.process_iter(["name", "ppid"]):
-            if process.info["ppid"] == os.getpid() or not (process.info["name"] or "").startswith("git"):
+            is_git = (process.info["name"] or "").startswith("git")
+            is_own_child = process.info["ppid"] == os.getpid()
+            if not is_git or is_own_child:
                 continue
             with suppress(psutil.NoSuchProcess):
                 about = process.as_dict(["status", "cwd", "cmdline", "create_time"])
-                if about["status"] == psutil.STATUS_ZOMBIE or time.time() - about["create_time"] >= younger:
+                has_exited = about["status"] == psutil.STATUS_ZOMBIE
+                is_too_old = time.time() - about["create_time"] >= younger
+                if has_exited or is_too_old:
                     continue
-                command = " ".join(about["cmdline"] or ())
-                # Another user's process does not say where it works.
-                cwd = about["cwd"]
-                if cwd is None or cwd.startswith(places) or any(map(command.count, places)):
+                if _may_work_in(folders, about["cwd"], about["cmdline"] or ()):
                     return True
         return False
+
+
+def _may_work_in(folders: tuple[str, ...], cwd: str | None, command: Sequence[str]) -> bool:
+    """Return True if a process works in one of the folders or names one, or hides where it works."""
+    if cwd is None:  # another user's process
+        return True
+    if cwd.startswith(folders):
+        return True
+    text = " ".join(command)
+    return any(folder in text for folder in folders)
 
 
 def remove_temporary(git: Git, now: float) -> None:

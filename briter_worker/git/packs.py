@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _MAX_PACKS = 10
 _FACTOR = 2
-"""Each pack that stays has so many times the size of the next smaller one."""
+"""Each pack that stays is at least this many times as large as the next smaller one."""
 _BIG_PACK_BYTES = 64 << 20
 """A larger pack stays as it is, where git cannot roll up by itself."""
 _LIMITS = ("-c", "pack.threads=1", "-c", "pack.windowMemory=64m", "-c", "pack.packSizeLimit=0")
@@ -26,24 +26,31 @@ _ROLLED_UP = frozenset({".pack", ".idx", ".rev", _PROMISOR})
 def roll_up_packs(git: Git) -> None:
     """Roll up the small packs, whether their objects are referred to or not. Raises PublishError.
 
-    Where objects are shared with another repository, or are still on a promisor remote, `git repack` rolls up
-    packs of the other repository, or has promised objects look lost (git 2.39). There, the packs of the
-    two kinds are rolled up apart, object by object, and what is not here is not looked for.
+    `git repack` does that, except in a repository that borrows objects from another one, or has a promisor
+    remote. There `git repack` also takes packs of the other repository, or reports promised objects as lost
+    (git 2.39). So the worker joins the packs of such a repository itself, each kind apart, and looks for no
+    object that is not there.
     """
     objects = git.common_dir / "objects"
     files = [*objects.glob("pack/pack-*")]
-    is_shared = (objects / "info" / "alternates").exists()
-    if not is_shared and not any(path.suffix == _PROMISOR for path in files):
+    has_alternates = (objects / "info" / "alternates").exists()
+    has_promised = any(path.suffix == _PROMISOR for path in files)
+    if not has_alternates and not has_promised:
         if sum(path.suffix == ".pack" for path in files) >= _MAX_PACKS:
-            command = ("repack", f"--geometric={_FACTOR}", "-d", "-q", "--no-write-bitmap-index")
-            git.run(*_LIMITS, "-c", "gc.bigPackThreshold=0", *command)
+            _repack(git)
         return
     if (objects / "pack" / "multi-pack-index").exists():
         return  # it names the packs: `git maintenance`, which wrote it, rolls them up
     for packs in _packs_by_kind(files):
         chosen = _choose(packs)
         if len(chosen) >= _MAX_PACKS:
-            _replace(git, chosen)
+            _join(git, chosen)
+
+
+def _repack(git: Git) -> None:
+    """Have git roll up the small packs."""
+    command = ("repack", f"--geometric={_FACTOR}", "-d", "-q", "--no-write-bitmap-index")
+    git.run(*_LIMITS, "-c", "gc.bigPackThreshold=0", *command)
 
 
 def _packs_by_kind(files: Sequence[Path]) -> Iterator[list[Path]]:
@@ -70,13 +77,12 @@ def _choose(packs: Sequence[Path]) -> list[Path]:
     return [path for _, path in sized[:count]]
 
 
-def _replace(git: Git, packs: Sequence[Path]) -> None:
-    """Write one pack with the objects of these, durably, then remove these."""
+def _join(git: Git, packs: Sequence[Path]) -> None:
+    """Write the objects of the packs into one new pack, durably, then remove the packs."""
     folder = packs[0].parent
     names: set[bytes] = set()
     for pack in packs:
-        listed = git.run("show-index", stdin=pack.with_suffix(".idx").read_bytes())
-        names.update(line.split()[1] for line in listed.splitlines())
+        names |= _object_names(git, pack)
     partial = folder / ".tmp-briter"  # `remove_temporary` knows the name
     command = ("pack-objects", "--quiet", "--delta-base-offset", str(partial))
     written = git.run(*_LIMITS, *command, stdin=b"\n".join(sorted(names))).decode().strip()
@@ -92,3 +98,8 @@ def _replace(git: Git, packs: Sequence[Path]) -> None:
         if pack != new:
             for suffix in (".idx", ".rev", ".pack", _PROMISOR):
                 pack.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _object_names(git: Git, pack: Path) -> set[bytes]:
+    listed = git.run("show-index", stdin=pack.with_suffix(".idx").read_bytes())
+    return {line.split()[1] for line in listed.splitlines()}

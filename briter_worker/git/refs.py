@@ -69,33 +69,38 @@ class Refs:
             self._is_kept = False
             self.forget()
 
-    def begin(self) -> None:
-        """Have git list the refs beside what comes next."""
+    def list_ahead(self) -> None:
+        """Start git's list of the refs, which the next question reads, while the worker does other work."""
         self._git.begin(*self._command())
 
     def forget(self) -> None:
-        """List the refs again when they are asked for next."""
+        """Drop the kept list: the next question lists the refs again."""
         self._listed = None
 
     def get(self, name: str) -> str | None:
-        """Return the object that a ref points to, or None. Raises PublishError when the ref is damaged.
+        """Return the object that a ref points to, or None. Raises PublishError when a user's ref is damaged.
 
-        A damaged ref of the worker's own, emptied by a power cut, is removed: it must not stop the posts.
+        A damaged ref of the worker's own, emptied by a power cut, is removed, and publishing goes on.
         """
         listed = self._list()
         if name not in listed.broken:
             return listed.objects.get(name)
-        path = self._git.common_dir / name
-        if name.startswith(f"{PRIVATE}/"):
-            path.unlink(missing_ok=True)  # git deletes no ref that it cannot read
-            self.forget()
-            return self._list().objects.get(name)
-        log = shlex.quote(str(self._git.common_dir / "logs" / name))
-        repair = f'git update-ref {name} "$(tail -n 1 {log} | cut -d" " -f2)"'
+        if not name.startswith(f"{PRIVATE}/"):
+            raise self._damage_error(name)
+        (self._git.common_dir / name).unlink(missing_ok=True)  # git deletes no ref that it cannot read
+        self.forget()
+        return self._list().objects.get(name)
+
+    def _damage_error(self, name: str) -> PublishError:
+        """Return the error for a damaged ref of the user's, with the commands that repair the ref."""
         if name == self._tracking_ref:
             repair = f"git fetch {self._git.remote}"
-        text, fix = f"{path} is damaged: it holds no commit", f"rm {shlex.quote(str(path))} && {repair}"
-        raise PublishError(FailureCode.CORRUPT, text, fix)
+        else:
+            log = shlex.quote(str(self._git.common_dir / "logs" / name))
+            repair = f'git update-ref {name} "$(tail -n 1 {log} | cut -d" " -f2)"'
+        path = self._git.common_dir / name
+        fix = f"rm {shlex.quote(str(path))} && {repair}"
+        return PublishError(FailureCode.CORRUPT, f"{path} is damaged: it holds no commit", fix)
 
     def head(self) -> str:
         """Return the ref that is checked out; empty where HEAD is detached, or its branch is damaged."""
@@ -113,7 +118,7 @@ class Refs:
         self.note(moves)
 
     def note(self, moves: Iterable[Move]) -> None:
-        """Take over what one of the worker's commands has moved."""
+        """Update the kept list with what one of the worker's commands has moved."""
         if self._listed is None:
             return
         for name, new, _ in moves:

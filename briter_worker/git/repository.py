@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -376,29 +376,34 @@ class Repository:
 
     @contextmanager
     def working(self, patience: float | None = None) -> Iterator[None]:
-        """Lock the repository, read the configuration again, and remove stale lock files of git.
+        """Keep a worker and `pull` apart inside, and list the refs once. A nested call does nothing more.
 
-        The lock keeps a worker and `pull` apart; a cluster's clone has one of its own. `patience`: as
+        On leaving, git commands that were started ahead and never used are ended. `patience`: as
         `Git.locked`. Raises PublishError.
         """
         if self._is_working:
             yield
             return
-        with ExitStack() as stack:
-            stack.enter_context(self.refs.kept())
-            # A cluster's clone is read, locked and cleared when it is opened.
-            if self.git.worktree is not None:
-                self.git.refresh()
-                # Of this work tree alone: a worker in another linked one has its own.
-                stack.enter_context(self.git.locked(self.git.own_dir / "lock", patience))
-                self.refs.begin()
-                stack.enter_context(self.locks.marked())
+        with self.refs.kept(), self._work_tree_locked(patience):
             self._is_working = True
             try:
                 yield
             finally:
                 self._is_working = False
                 self.git.end_begun()
+
+    @contextmanager
+    def _work_tree_locked(self, patience: float | None) -> Iterator[None]:
+        """Read git's configuration again, then hold the work tree's lock inside, without stale lock files."""
+        if self.git.worktree is None:  # a cluster's clone is read, locked and cleared when it is opened
+            yield
+            return
+        self.git.refresh()
+        # Of this work tree alone: a worker in another linked one has its own.
+        with self.git.locked(self.git.own_dir / "lock", patience):
+            self.refs.list_ahead()
+            with self.locks.marked():
+                yield
 
     def tidy(self, now: float, keep: Collection[str] = ()) -> None:
         """Remove old temporary files and unused private refs, and roll up small packs. Raises PublishError.

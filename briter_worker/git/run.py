@@ -338,7 +338,7 @@ class Git(Surroundings):
         return os.fsdecode(self.run("remote", "get-url", *options, remote)).rstrip("\n")
 
     def begin(self, *args: str, stdin: bytes | None = b"") -> None:
-        """Start a command of which `run`, with the same arguments, returns the output: beside another one.
+        """Start a command ahead: `run` with the same arguments waits for this one and returns its output.
 
         With None for `stdin`, `ask` talks to the command, and then `open`.
         """
@@ -346,7 +346,7 @@ class Git(Surroundings):
         command.restart(Limits(self.total_timeout, self.total_timeout))  # it may wait for its input
 
     def ask(self, args: tuple[str, ...], questions: Sequence[bytes]) -> list[bytes]:
-        """Put questions of a line each to a command that was begun; return no answers if none is there."""
+        """Send questions of a line each to a command that `begin` started. Return [] if it is gone."""
         command = self._begun.get((args, None))
         if command is None:
             return []
@@ -360,9 +360,9 @@ class Git(Surroundings):
         return []
 
     def end_begun(self) -> None:
-        """End what was begun and is not needed, as of a batch that ended early: each ends with its input."""
+        """End the commands that `begin` started and nobody used, as after a batch that ended early."""
         while self._begun:
-            command = self._begun.popitem()[1]
+            command = self._begun.popitem()[1]  # ends with its input
             with suppress(OSError, ValueError):  # `abort` or `close` may have ended it
                 if command.process.stdin is not None:
                     command.send.close()

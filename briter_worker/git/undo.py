@@ -10,7 +10,7 @@ import io
 import os
 import re
 from contextlib import closing, contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import filelock
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 LOCK_NAME = "undo.lock"
 _SHOWN = 50
-"""A page shows the differences of so many files."""
+"""Files of which a page shows the differences."""
 _MAX_SHOWN_BYTES = 20 << 20
 _MAX_TEXT = 1 << 20
 """With more text than this, a page shows the sizes only."""
+_PATCH_HEADER = re.compile(r"^diff --git .*\n", re.MULTILINE)
 _KIND_DIGITS = 3
 """Digits of a mode that tell files, links and submodules apart."""
 _LOCK_TIMEOUT_S = 30.0
@@ -64,23 +65,36 @@ def differences(repository: Repository, commit: str) -> list[FileDifference]:
     _check_published(repository, commit)
     raw = repository.git.fields(*DIFF_TREE, "--raw", "--no-commit-id", "--no-abbrev", commit)
     entries = {path: (old, new) for _, path, old, new in read_raw(raw)}
-    shown = list(entries)[:_SHOWN]
+    shown = dict(islice(entries.items(), _SHOWN))
     if not shown:
         return []
-    options = ("-r", "--patch", "--word-diff=porcelain", "--unified=2")
-    text = _diff(repository, commit, *options, paths=shown).decode(errors="replace")
-    text = text if len(text) <= _MAX_TEXT else re.sub(r"^(?!diff --git ).*\n", "", text, flags=re.MULTILINE)
-    patches = iter(re.split(r"^diff --git .*\n", text, flags=re.MULTILINE)[1:])
-    asked = "".join(f"{blob_of(entry)}\n" for path in shown for entry in entries[path])
-    out = repository.git.run("cat-file", "--batch-check=%(objectsize)", stdin=asked.encode()).decode()
-    sizes = [int(line) if line.isdigit() else None for line in out.split("\n")]
+    patches = iter(_read_patches(repository, commit, list(shown)))
+    sizes = iter(_read_sizes(repository, chain.from_iterable(shown.values())))
     found = []
-    for path, old, new in zip(shown, sizes[::2], sizes[1::2], strict=False):
+    for path, (old, new) in shown.items():
+        old_size, new_size = next(sizes), next(sizes)
         words = []
-        for patch in islice(patches, _patch_count(*entries[path])):
+        for patch in islice(patches, _patch_count(old, new)):
             words += _words_of(patch)
-        found.append(FileDifference(path, (old, new), words))
+        found.append(FileDifference(path, (old_size, new_size), words))
     return found
+
+
+def _read_patches(repository: Repository, commit: str, paths: Sequence[str]) -> list[str]:
+    """Return the patches of the files by words, in git's order; all empty if they are too long for a page."""
+    options = ("-r", "--patch", "--word-diff=porcelain", "--unified=2")
+    text = _diff(repository, commit, *options, paths=paths).decode(errors="replace")
+    patches = _PATCH_HEADER.split(text)[1:]
+    if len(text) > _MAX_TEXT:
+        return [""] * len(patches)
+    return patches
+
+
+def _read_sizes(repository: Repository, versions: Iterable[Entry | None]) -> list[int | None]:
+    """Return the size of each version in bytes; None where there is no file, or no blob."""
+    asked = "".join(f"{blob_of(version)}\n" for version in versions)
+    out = repository.git.run("cat-file", "--batch-check=%(objectsize)", stdin=asked.encode()).decode()
+    return [int(line) if line.isdigit() else None for line in out.splitlines()]
 
 
 def _patch_count(old: Entry | None, new: Entry | None) -> int:
