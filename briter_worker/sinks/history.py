@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, Json, PlainSerializer, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from briter_worker.errors import FailureCode, one_line
+from briter_worker.errors import one_line
 from briter_worker.events import FileChange  # noqa: TC001 - a field's type
 from briter_worker.job import format_time
 from briter_worker.sinks.recorder import waiting_time
+from briter_worker.sinks.search import Wanted, search_of, words_of
 from briter_worker.sinks.store import StoreError
 
 if TYPE_CHECKING:
@@ -149,15 +150,13 @@ _RECEIPT = (
 )
 
 
-_SEARCHED = "lower(a.slug || ' ' || a.title || ' ' || a.author || ' ' || COALESCE(a.error, ''))"
-
-
 class History:
     """Reads the history of one site. Safe in several threads. Raises StoreError."""
 
     def __init__(self, store: Store, site: str = "") -> None:
         self._store = store
         self._site = site
+        self._search = search_of(store, site)
 
     def close(self) -> None:
         """Close the store."""
@@ -174,34 +173,30 @@ class History:
     ) -> list[Receipt]:
         """Return ended attempts, newest first: at most `limit`, older than the receipt `before`.
 
-        `search` has words, in any case, of the post, its title, author and commit, or a failure's reason.
+        `search` has words, in any case, of the post, its title, author and commit, or a failure's reason, or
+        their beginnings. Raises IndexingError while the search's index is being made.
         """
+        if search:
+            wanted = Wanted(words_of(search), slug, outcomes, before, limit)
+            found = self._search.ids(wanted) if wanted.words else []
+            return self._receipts(f"AND a.id IN ({_marks(found)}) ORDER BY a.id DESC", *found)
         query, values = "AND a.outcome IS NOT NULL", []  # type: tuple[str, list[Any]]
         if slug is not None:
             query += " AND a.slug = ?"
             values.append(slug)
-        for word in search.lower().split():
-            text = re.sub(r"([\\%_])", r"\\\1", word)
-            causes = [code.value for code in FailureCode if word in code.text.lower()]
-            query += (
-                rf""" AND ({_SEARCHED} LIKE ? ESCAPE '\' OR a."commit" LIKE ? ESCAPE '\'"""
-                f" OR a.failure IN ({', '.join('?' * len(causes)) or 'NULL'}))"
-            )
-            values += [f"%{text}%", f"{text}%", *causes]
         if before is not None:
             query += " AND a.id < ?"
             values.append(before)
         if outcomes:
-            query += f" AND a.outcome IN ({', '.join('?' * len(outcomes))})"
+            query += f" AND a.outcome IN ({_marks(outcomes)})"
             values += outcomes
         return self._receipts(f"{query} ORDER BY a.id DESC LIMIT ?", *values, limit)
 
     def failures(self, job_ids: Sequence[str]) -> dict[str, int]:
         """Return how often each of these jobs failed, if it did."""
-        marks, outcomes = ", ".join("?" * len(job_ids)), ", ".join("?" * len(FAILED))
         query = (
             "SELECT job_id, count(*) FROM attempts WHERE site = ?"  # noqa: S608 - marks only
-            f" AND job_id IN ({marks or 'NULL'}) AND outcome IN ({outcomes}) GROUP BY job_id"
+            f" AND job_id IN ({_marks(job_ids)}) AND outcome IN ({_marks(FAILED)}) GROUP BY job_id"
         )
         return dict(self._query(query, *job_ids, *FAILED))
 
@@ -304,6 +299,11 @@ class History:
 
     def _query(self, query: str, *values: object) -> list[Any]:
         return self._store.query(query, [self._site, *values])
+
+
+def _marks(values: Sequence[object]) -> str:
+    """Return what stands in `IN (…)` for these values."""
+    return ", ".join("?" * len(values)) or "NULL"
 
 
 def tallies(store: Store) -> list[Tally]:

@@ -127,7 +127,6 @@ class SqliteStore:
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Create the tables in a new file. Raises sqlite3.DatabaseError for the file of another program."""
         connection.execute("PRAGMA trusted_schema=OFF")
-        connection.create_function("lower", 1, str.lower, deterministic=True)  # SQLite's own knows ASCII only
         # A power cut may cost the last receipts; it never costs a post.
         connection.execute("PRAGMA synchronous=NORMAL")
         version = connection.execute("PRAGMA user_version").fetchone()[0]

@@ -57,6 +57,7 @@ _CLIENT = {
     "tcp_user_timeout": "10000",
 }
 _UPGRADE = "briter-worker db upgrade"
+_UPGRADE_PATIENCE_S = 30.0
 _ADVISORY_LOCK = 0x6272697465720001
 _OLDEST_SERVER = 140000
 _SETUP = """
@@ -257,7 +258,9 @@ class Database:
     def upgrade(self) -> list[str]:
         """Create or upgrade the schema; return the names of the applied migrations. Safe beside old nodes."""
         try:
-            with psycopg.connect(self.conninfo, autocommit=True) as connection:
+            # By another name: an upgrade that waits for this one is not told to connect again.
+            name = "briter-worker-upgrade"
+            with psycopg.connect(self.conninfo, autocommit=True, application_name=name) as connection:
                 _check_encoding(connection)
                 _check_needs(connection)
                 return _upgrade(connection)
@@ -403,13 +406,18 @@ def _upgrade(connection: Connection) -> list[str]:
         raise psycopg.NotSupportedError("this server is too old: version 14 or newer is needed")
     # A waiting ALTER TABLE blocks every later statement on the table, so the lock_timeout stays.
     connection.execute("SET statement_timeout = 0")
-    connection.execute("SELECT pg_advisory_lock(%s)", (_ADVISORY_LOCK,))  # until the connection ends
+    _wait_for_other_upgrades(connection)
     connection.execute(_SETUP)
     applied = {name for (name,) in connection.execute("SELECT name FROM migrations")}
     missing = [(name, script) for name, script in sorted(_scripts().items()) if name not in applied]
     for name, script in missing:
+        is_one_transaction = " CONCURRENTLY " not in script
+        if not is_one_transaction:
+            for statement in script.split(";\n"):
+                connection.execute(statement.encode())
         with connection.transaction():
-            connection.execute(script.encode())
+            if is_one_transaction:
+                connection.execute(script.encode())
             connection.execute(
                 "INSERT INTO migrations (name, version) VALUES (%s, %s)", (name, int(name[:4]))
             )
@@ -418,6 +426,21 @@ def _upgrade(connection: Connection) -> list[str]:
     if missing:
         connection.execute(_RECONNECT)
     return [name for name, _ in missing]
+
+
+def _wait_for_other_upgrades(connection: Connection) -> None:
+    """Take the lock of upgrades, which is held until the connection ends. Raises LockNotAvailable.
+
+    A statement that waits for the lock would have a snapshot, for which CREATE INDEX CONCURRENTLY waits.
+    """
+    deadline = time.monotonic() + _UPGRADE_PATIENCE_S
+    while True:
+        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (_ADVISORY_LOCK,)).fetchone()
+        if row and row[0]:
+            return
+        if time.monotonic() > deadline:
+            raise psycopg.errors.LockNotAvailable("another upgrade of the database is running")
+        time.sleep(0.1)
 
 
 def _check_connection(connection: Connection) -> None:
