@@ -13,8 +13,10 @@ _ACCEPTED = {
     "bool": "true or false",
     "int": "a whole number",
     "float": "a number",
-    "greater": "{ge} or more",
-    "less": "{le} or less",
+    "greater_than_equal": "{ge} or more",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "{le} or less",
+    "less_than": "less than {lt}",
     "string": "a text",
     "tuple": "a list, or one text with commas",
     "list": "a list",
@@ -23,12 +25,13 @@ _ACCEPTED = {
     "enum": "{expected}",
     **dict.fromkeys(("dict", "json", "model"), "a JSON object"),
 }
-"""Accepted values by the first word of the type of pydantic's error. Other errors name them."""
+"""Accepted values by the type of pydantic's error, or its first word. Other errors name them."""
 
 
 def accepted_text(error: ErrorDetails) -> str:
     """Return what is accepted in place of the refused value, such as `a whole number`."""
-    if ours := _ACCEPTED.get(error["type"].partition("_")[0]):
+    kind = error["type"]
+    if ours := _ACCEPTED.get(kind) or _ACCEPTED.get(kind.partition("_")[0]):
         return ours.format(**error.get("ctx", {}))
     return error["msg"].removeprefix(_PREFIX).removeprefix("Input should be ")
 

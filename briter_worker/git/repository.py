@@ -233,8 +233,7 @@ class Repository:
         """Fetch the commits, without trees, that a shallow clone lacks. Return False if it lacks none."""
         if not (self.git.common_dir / "shallow").exists():
             return False
-        # By the remote's name: with a URL, git would write a section for that into the configuration.
-        self._fetch(self.remote, "--unshallow", "--filter=tree:0")
+        self._fetch("--unshallow", "--filter=tree:0")
         return True
 
     def local_commits(self, *options: str) -> list[LocalCommit]:
@@ -248,36 +247,22 @@ class Repository:
 
     # The remote
 
-    def push_side(self) -> str:
-        """Return what to ask for the branch: the remote's name, or its push address where that is another.
-
-        What a fetch address lacks is no rewritten history: it may be a replica some seconds behind. So the
-        branch is read where it is pushed to.
-        """
-        keys = {key for key, _ in self.git.settings}
-        has_rewrite = any(key.startswith("url.") and key.endswith(".pushinsteadof") for key in keys)
-        if not has_rewrite and f"remote.{self.remote}.pushurl" not in keys:
-            return self.remote
-        pushed = os.fsdecode(self.git.run("remote", "get-url", "--push", self.remote)).rstrip("\n")
-        fetched = os.fsdecode(self.git.run("remote", "get-url", self.remote)).rstrip("\n")
-        return self.remote if pushed == fetched else pushed
-
     def remote_tip(self) -> str | None:
         """Ask the remote where the branch is; None where it has no such branch."""
-        out = self.git.run("ls-remote", _UPLOAD, "--", self.push_side(), self.branch_ref)
+        out = self.git.run("ls-remote", _UPLOAD, "--", self.remote, self.branch_ref)
         lines = (line.partition("\t") for line in out.decode(errors="replace").splitlines())
         return next((sha for sha, _, name in lines if name == self.branch_ref), None)
 
     def fetch(self) -> str:
         """Fetch the branch and return the remote's tip. Moves no ref that a user looks at."""
         self.ref(self.fetched_ref)  # removes a damaged one, which git would not move
-        self._fetch(self.push_side())
+        self._fetch()
         return cast("str", self.ref(self.fetched_ref))
 
-    def _fetch(self, source: str, *options: str) -> None:
+    def _fetch(self, *options: str) -> None:
         command = ("--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap=")
         refspec = f"+{self.branch_ref}:{self.fetched_ref}"
-        status, _, said = self.git.attempt("fetch", *options, *command, _UPLOAD, "--", source, refspec)
+        status, _, said = self.git.attempt("fetch", *options, *command, _UPLOAD, "--", self.remote, refspec)
         if status and "couldn't find remote ref" in said:
             raise self.no_branch_error()
         if status:

@@ -257,27 +257,45 @@ class Git(Surroundings):
     def _ask_remote(
         self, args: Sequence[str], watch: Callable[[bytes], object] = len
     ) -> tuple[subprocess.Popen[bytes], bytes, str]:
-        """Run a command that asks the remote, with as few round trips as git allows."""
-        url = self._remote_url(args)
+        """Run a command that asks the remote, with as few round trips as git allows.
+
+        The remote is asked where it is pushed to: a fetch address may be a replica some seconds behind, and
+        what a replica lacks is no rewritten history.
+        """
+        remote = args[args.index("--") + 1]
+        url = self._push_url(remote)
+        env = _NO_ENVIRONMENT if args[0] == "push" else self._redirected(remote, url)
         if url.startswith("https://"):
-            return self._ask_by_https(args, watch, url)
-        return self._ask_by_ssh(args, watch, url)
+            return self._ask_by_https(args, watch, url, env)
+        return self._ask_by_ssh(args, watch, url, env)
+
+    def _redirected(self, remote: str, push_url: str) -> Mapping[str, str]:
+        """Return the environment in which a fetch from the remote goes to this address.
+
+        The address may contain a secret, so the address is no argument of git.
+        """
+        fetch_urls = self.config_values(f"remote.{remote}.url")
+        if not fetch_urls or fetch_urls[0] == push_url:
+            return _NO_ENVIRONMENT
+        # Of several rewrites, git takes the one with the longest match: this one matches the whole address.
+        rewrite = (f"url.{push_url}.insteadOf", fetch_urls[0])
+        return add_settings(self.variables(self.settings), [rewrite])
 
     def _ask_by_https(
-        self, args: Sequence[str], watch: Callable[[bytes], object], url: str
+        self, args: Sequence[str], watch: Callable[[bytes], object], url: str, env: Mapping[str, str]
     ) -> tuple[subprocess.Popen[bytes], bytes, str]:
         """Run the command with the credentials in its first request, if they are known."""
         login, is_fresh = self._logins.get(url, time.monotonic()), False
         if login is None:
             login, is_fresh = self._find_login(url), True
         if login is None:
-            return self._complete(args, watch)
+            return self._complete(args, watch, env)
         conceal_secrets(login.as_address())
-        env = add_settings(self.variables(self.settings), login.settings())
-        process, out, said = self._complete(args, watch, env)
+        with_login = add_settings({**self.variables(self.settings), **env}, login.settings())
+        process, out, said = self._complete(args, watch, with_login)
         if process.returncode and is_not_accepted(said):
             self._logins.forget(url, is_fresh=is_fresh)
-            return self._complete(args, watch)
+            return self._complete(args, watch, env)
         if process.returncode == 0 and is_fresh:
             self._logins.keep(url, login, time.monotonic())
             if self.access is None:
@@ -292,21 +310,21 @@ class Git(Surroundings):
         return None if status else parse_login(url, filled)
 
     def _ask_by_ssh(
-        self, args: Sequence[str], watch: Callable[[bytes], object], url: str
+        self, args: Sequence[str], watch: Callable[[bytes], object], url: str, env: Mapping[str, str]
     ) -> tuple[subprocess.Popen[bytes], bytes, str]:
         """Run the command over a kept ssh connection if there is one.
 
         Where that connection turns out to be dead, and the remote has said nothing, the command is repeated.
         """
         if self.ssh is None:
-            return self._complete(args, watch)
+            return self._complete(args, watch, env)
         command = self.ssh_command(self.settings)
         variables = self.variables(self.settings)
         with self.ssh.borrow(command, url, variables, self.worktree or self._place) as connection:
             if connection is None:
-                return self._complete(args, watch)
+                return self._complete(args, watch, env)
             line = without(self.pass_fds, f"{command} {connection.options}")
-            env = {"GIT_SSH_COMMAND": line}
+            env = {**env, "GIT_SSH_COMMAND": line}
             process, out, said = self._complete(args, watch, env, connection)
             if process.returncode and connection.has_given_up:
                 process, out, said = self._complete(args, watch, env, connection)
@@ -324,18 +342,14 @@ class Git(Surroundings):
             out, said = command.read_output(watch)
         return command.process, out, said
 
-    def _remote_url(self, args: Sequence[str]) -> str:
-        """Return the address that a command for the remote goes to."""
-        remote = args[args.index("--") + 1]
-        urls = self.config_values(f"remote.{remote}.url")
-        if args[0] == "push":
-            urls = self.config_values(f"remote.{remote}.pushurl") or urls
+    def _push_url(self, remote: str) -> str:
+        """Return the address that the remote is pushed to."""
+        urls = self.config_values(f"remote.{remote}.pushurl") or self.config_values(f"remote.{remote}.url")
         if not urls:
             return remote
         if not any(key.startswith("url.") for key, _ in self.settings):
             return urls[0]
-        options = ["--push"] if args[0] == "push" else []
-        return os.fsdecode(self.run("remote", "get-url", *options, remote)).rstrip("\n")
+        return os.fsdecode(self.run("remote", "get-url", "--push", remote)).rstrip("\n")
 
     def begin(self, *args: str, stdin: bytes | None = b"") -> None:
         """Start a command ahead: `run` with the same arguments waits for this one and returns its output.

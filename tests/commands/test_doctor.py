@@ -65,7 +65,7 @@ def test_a_healthy_site_has_no_finding_to_mend(site: Site) -> None:
         *("configuration", "dry-run", "queue", "quarantine", "storage", "lock", "disk"),
         *("dead-letters", "unreadable-files", "worker", "worktree", "git", "state", "ownership", "branch"),
         *("unfinished", "index", "repository", "accounts", "folders", "storage-place", "remote"),
-        *("plugins",),
+        *("plugins", "format"),
     }
 
 

@@ -106,7 +106,7 @@ def test_the_documented_proxy_signs_in_steers_and_streams(
                 assert through.act("pause", reason="Lunch", **{"for": ""}).status_code == 303
                 assert next(data for name, _, data in stream if name == "status")["paused"]
             headers = {"Authorization": f"Bearer {TOKEN}"}
-            large = page.post("/api/pause", content=b" " * (3 << 19), headers=headers)
+            large = page.post("/api/pause", json={"unknown": "x" * (3 << 19)}, headers=headers)
             assert large.status_code == 422, "the proxy takes what the dashboard takes"
             refused = [forged(page, f"192.0.2.{number}") for number in range(6)]
             assert refused == [401] * 5 + [429], "nobody chooses by whose address they are counted"

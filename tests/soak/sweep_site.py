@@ -171,11 +171,11 @@ def leftovers(site: Site) -> list[str]:
     names = [str(path.relative_to(git_dir)) for path in git_dir.rglob("*") if path.is_file()]
     marks = (".lock", "tmp_", "fast_import_crash_", "briter/", "refs/briter/")
     kept = tuple(f"refs/briter/branches/main/{name}" for name in ("fetched", "pushed", "mirror"))
+    lasting = ("logs/", "briter/lock", "briter/scheduled", "briter/format.json", "briter/first-saves")
     return sorted(
         name
         for name in names
-        if any(mark in name for mark in marks)
-        and not name.startswith((*kept, "logs/", "briter/lock", "briter/scheduled"))
+        if any(mark in name for mark in marks) and not name.startswith((*kept, *lasting))
     )
 
 

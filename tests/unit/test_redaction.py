@@ -259,6 +259,7 @@ SAMPLES: dict[str, Any] = {
     "float | None": NOW,
     "bool": False,
     "JobStarted | None": None,
+    "DeclaredSave | None": None,
     "tuple[str, ...]": ("one", "two"),
     "tuple[FileChange, ...]": (events.FileChange("one", 1, 0),),
 }
