@@ -291,6 +291,7 @@ def run_worker(
                 heartbeat(lock, interval),
                 closing(open_ssh(settings)) as ssh,
                 closing(open_git(settings, pass_fds=(lock.descriptor(),), ssh=ssh)) as git,
+                closing(open_earlier_saves(settings)) as earlier,
             ):
                 stop.abort, stop.give_up = git.abort, git.give_up
                 if watcher is not None:
@@ -299,7 +300,7 @@ def run_worker(
                         return 0
                     poll = settings.worker_poll_interval_ms / 1000
                     threading.Thread(target=watcher.run, args=(stop.is_set, poll), daemon=True).start()
-                return _run(settings, git, lock, stop, emit, once=once)
+                return _run(settings, git, lock, stop, emit, earlier, once=once)
 
 
 def _check_start(settings: Settings) -> None:
@@ -330,7 +331,16 @@ def check_site_format(settings: Settings) -> None:
             check_format(git.common_dir / "briter")
 
 
-def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut, *, once: bool) -> int:
+def _run(
+    settings: Settings,
+    git: Git,
+    lock: SiteLock,
+    stop: Stop,
+    emit: FanOut,
+    earlier: EarlierSaves,
+    *,
+    once: bool,
+) -> int:
     plugins = Plugins(settings.plugins)
     copies = cache(lambda: open_copies(settings, git, emit, plugins.allowed_paths))
     try:
@@ -339,6 +349,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         trusted = settings.git_worktree / ".git" / "briter"
         order = trusted / "pull"
     queue = open_disk_queue(settings, record=trusted / "scheduled")
+    actions = open_store(settings)
     drain = Drain(
         queue=queue,
         publisher=cache(lambda: _open_publisher(settings, copies(), lock, emit)),
@@ -348,7 +359,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         max_attempts=settings.worker_max_attempts,
         dry_run=settings.worker_dry_run,
         co_authors=settings.git_co_authors,
-        declared_earlier=partial(_declared_earlier, queue, open_earlier_saves(settings)),
+        declared_earlier=partial(_declared_earlier, queue, earlier),
         stopping=stop.is_set,
     )
     puller = _open_puller(settings, order, copies, queue, emit)
@@ -358,7 +369,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         still_ours=lock.still_ours,
         stop=stop,
         wait=queue.watcher.wait,
-        log_actions=ActionLog(open_store(settings), emit.log),
+        log_actions=ActionLog(actions, emit.log),
         # A dry run changes no file of the site.
         pull=(lambda _now: None) if settings.worker_dry_run else puller.run,
         poll=settings.worker_poll_interval_ms / 1000,
@@ -375,6 +386,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         return 1
     finally:
         stop.end()
+        actions.close()
         emit(events.WorkerStopped(drained=worker.counts.completed, once=once or None))
     return 1 if once and (counts.failed or counts.undecided) else 0
 

@@ -176,6 +176,7 @@ def test_a_user_without_a_home_and_without_a_passwd_entry_can_do_everything(site
     commands = ("enqueue new content/posts/new.md", "run --once", "pull", "history", "status", "retry --all")
     for command in commands:
         done = _run_once(site, command, nobody)
-        assert (done.returncode, done.stderr) == (0, ""), done
+        assert done.returncode == 0, done
+        assert "Traceback" not in done.stderr, done
     doctor = _run_once(site, "doctor --json", nobody)
     assert doctor.finding("remote")["state"] == "ok", doctor.stdout
