@@ -70,7 +70,7 @@ def test_a_healthy_site_has_no_finding_to_mend(site: Site) -> None:
 
 
 def test_looking_changes_nothing(site: Site) -> None:
-    site.save("hello", [POST])
+    site.save_post("hello", "text\n")
     site.save("secret", [".env"])
     site.run_once()
     (site.worktree / ".git" / "index.lock").touch()
