@@ -23,12 +23,12 @@ _NAMED = 3
 
 
 class Judgement(NamedTuple):
-    """The outcome of a claim once it is known what its missing paths are."""
+    """The outcome of a claim, and the part of its job that stays in the queue."""
 
     outcome: Outcome
     leftover: Leftover | None = None
     is_in_part: bool = False
-    """An earlier attempt published a part of the job, and the rest is given up."""
+    """True if an earlier attempt published a part of the job, and the rest is given up."""
 
 
 def judge(job: Job, outcome: Outcome, missing: Sequence[str], *, is_last_attempt: bool) -> Judgement:
@@ -43,7 +43,7 @@ def judge(job: Job, outcome: Outcome, missing: Sequence[str], *, is_last_attempt
     elif outcome.withheld:
         failure, retry_at = _withheld(outcome), min(outcome.withheld.values())
     else:
-        return _judge_rest(job, outcome, missing)
+        return _judge_final(job, outcome, missing)
     left = [] if is_given_up else [*missing]
     left += _covering(job.paths, [*outcome.stashed, *outcome.withheld])
     given_up = tuple(missing) if is_given_up else ()
@@ -54,22 +54,27 @@ def judge(job: Job, outcome: Outcome, missing: Sequence[str], *, is_last_attempt
     return Judgement(outcome, Leftover(failure, tuple(dict.fromkeys(left)), retry_at))
 
 
-def _judge_rest(job: Job, outcome: Outcome, missing: Sequence[str]) -> Judgement:
-    """Return what becomes of a claim of which nothing waits any more."""
+def _judge_final(job: Job, outcome: Outcome, missing: Sequence[str]) -> Judgement:
+    """Return the outcome of a claim that waits for nothing: its missing paths are given up.
+
+    The claim fails if none of its paths is on the remote.
+    """
     if not missing:
         return Judgement(outcome)
-    others = set(job.paths).difference(missing, outcome.rejected_paths)
-    done = outcome._replace(rejected_paths=(*outcome.rejected_paths, *missing))
-    if outcome.result is Result.PUBLISHED or (others and job.published_commit is None):
-        return Judgement(done)
-    if job.published_commit is not None:
-        part = done._replace(result=Result.PUBLISHED, commit=job.published_commit)
-        return Judgement(part, is_in_part=True)
+    given_up = outcome._replace(rejected_paths=(*outcome.rejected_paths, *missing))
+    if outcome.result is Result.PUBLISHED:
+        return Judgement(given_up)
+    if job.published_commit is not None:  # an earlier attempt published the other paths
+        in_part = given_up._replace(result=Result.PUBLISHED, commit=job.published_commit)
+        return Judgement(in_part, is_in_part=True)
+    unchanged_paths = set(job.paths).difference(missing, outcome.rejected_paths)
+    if unchanged_paths:
+        return Judgement(given_up)
     return Judgement(outcome._replace(result=Result.FAILED, failure=_missing(missing)))
 
 
 def _covering(declared: Iterable[str], files: Iterable[str]) -> list[str]:
-    """Return the declared paths that the files are below, of several the most specific one."""
+    """Return for each file the most specific declared path that is the file or a folder above it."""
     places = {normalized(path): path for path in declared}
     lineages = ((file, *reversed([*parents(file)])) for file in files)
     return [next(places[each] for each in lineage if each in places) for lineage in lineages]

@@ -119,8 +119,8 @@ class Queue(Protocol):
         """After a successful push, undo what environment failures did; return the revived dead letters.
 
         Dead letters of environment failures are pending again, with no attempts; retries that an environment
-        failure delayed are due at once. Jobs with the ids `except_for` failed
-        beside that push, which proves nothing of them.
+        failure other than a time-out delayed are due at once. Jobs with the ids `except_for` failed beside
+        that push, which proves nothing of them.
         """
 
     def scheduled_paths(self, now: float) -> Mapping[str, float]:

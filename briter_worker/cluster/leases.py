@@ -53,7 +53,7 @@ RETURNING sites.*, found.worker AS left_by,
         'scheduled', EXISTS (
             SELECT FROM publications WHERE site = sites.name AND state = 'pending' AND due_at > taken_at
         ),
-        'failed', EXISTS (SELECT FROM publications WHERE site = sites.name AND state = 'failed')
+        'failed_or_retrying', EXISTS (SELECT FROM publications WHERE site = sites.name AND state = 'failed')
         OR EXISTS (
             SELECT FROM publications WHERE site = sites.name AND state = 'pending' AND next_attempt_at > 0
         )

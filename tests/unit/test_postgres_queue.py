@@ -152,7 +152,7 @@ def test_many_slugs_are_looked_up_by_a_plan_for_them(database: Database) -> None
 
 
 TABLES = ("publications", "files", "blobs", "plans", "published", "base_versions", "superseded")
-HAS_NOTHING = {"superseded": False, "failed": False, "scheduled": False}
+HAS_NOTHING = {"superseded": False, "failed_or_retrying": False, "scheduled": False}
 DOWN = Failure(FailureCode.NETWORK, "down", "start it")
 PLAN = Plan("id", None, "2" * 40, {"1": "2" * 40}, {"a.md": "3" * 40, "gone.md": None, "\udcff": "4" * 40})
 

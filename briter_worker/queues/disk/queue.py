@@ -188,7 +188,7 @@ class DiskQueue:
             self._claims.give_back(file.name for file in due)
 
     def _free_withheld(self, jobs: Iterable[Job], now: float) -> None:
-        """Make due what waited for the times of these jobs, which are scheduled no more."""
+        """Make the jobs due that waited for files of these jobs, which are not scheduled any more."""
         paths = [path for job in jobs if (job.scheduled_for or 0.0) > now for path in job.paths]
         if not paths:
             return

@@ -59,7 +59,7 @@ class PostgresControl:
         return self._put_back(None, now, select_retryable, as_new)
 
     def publish_now(self, wanted: str, now: float) -> Sequence[Job]:
-        """Make jobs due at once that wait for a time."""
+        """Make the wanted jobs due at once that wait for a time, and the jobs that waited for theirs."""
         keys = {"scheduledFor": None, "nextAttemptAt": None, "quietUntil": None}
         choose = partial(select_to_publish_now, wanted=wanted)
         with locked(self._database, self._site) as connection:
@@ -103,7 +103,7 @@ class PostgresControl:
         return Cancellation(tuple(row.job for row in others), tuple(row.job for row in in_flight))
 
     def _free_withheld(self, connection: Connection, rows: Sequence[Row], now: float) -> None:
-        """Make due what waited for the times of these jobs, which are scheduled no more."""
+        """Make the jobs due that waited for files of these jobs, which are not scheduled any more."""
         paths = [path for row in rows if (row.job.scheduled_for or 0.0) > now for path in row.job.paths]
         if not paths:
             return

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _ENVIRONMENT = [code.value for code in FailureCode if code.failure_class is FailureClass.ENVIRONMENT]
 _HURRIED = [code for code in _ENVIRONMENT if is_hurried(code)]
 _NO_TOKEN = -1
-_UNKNOWN = {"superseded": True, "failed": True, "scheduled": True}
+_UNKNOWN = {"superseded": True, "failed_or_retrying": True, "scheduled": True}
 _DELAYED_BY_ENVIRONMENT = """
 site = %(site)s AND failure = ANY(%(codes)s)
 AND (state = 'failed'
@@ -117,7 +117,7 @@ class PostgresQueue(PostgresControl):
         clock: Callable[[], float] = time.time,
         has: Mapping[str, bool] = _UNKNOWN,
     ) -> None:
-        """`has`: whether the site had rows just now that are superseded, failed, scheduled."""
+        """`has`: which rows the site had when the lease was taken, by the keys of `_UNKNOWN`."""
         super().__init__(database, site)
         self._token = token
         self._longest_delay = longest_delay
@@ -176,13 +176,13 @@ class PostgresQueue(PostgresControl):
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
         """Remove published jobs, and older dead letters of their slugs as far as they are published now."""
         now, values = self._clock(), {"site": self._site, "token": self._token, "ids": _ids(claims)}
-        is_plain = not self._has["failed"] and not any(rejected.values())
+        is_plain = not self._has["failed_or_retrying"] and not any(rejected.values())
         with self._database.connection() if is_plain else self._locked() as connection:
             for claim in claims:
                 left_out = {path.rstrip("/") for path in rejected.get(claim.key, ())}
                 if left_out:
                     delete_files(connection, int(claim.key), partial(is_covered, declared=left_out))
-            slugs = [claim.job.slug for claim in claims] if self._has["failed"] else []
+            slugs = [claim.job.slug for claim in claims] if self._has["failed_or_retrying"] else []
             for letter in select_saves(connection, self._site, FAILED, slugs) if slugs else ():
                 published = {
                     path.rstrip("/")
@@ -199,7 +199,7 @@ class PostgresQueue(PostgresControl):
     def acknowledge_part(self, claim: Claim, outcome: Outcome, left: Leftover, *, at: float) -> bool:
         """Put the job back until `at`, for the paths that are left; False if it was cancelled."""
         now, number = self._clock(), int(claim.key)
-        self._has["failed"] = True
+        self._has["failed_or_retrying"] = True
         kept = {path.rstrip("/") for path in left.paths}
         waiting = kept.intersection(map(normalized, outcome.missing)) | outcome.withheld.keys()
         out = {path.rstrip("/") for path in outcome.rejected_paths} | waiting
@@ -254,7 +254,7 @@ class PostgresQueue(PostgresControl):
         return not self._settle([claim], self._clock(), counts=True, status=Status.FAILED, failure=failure)
 
     def _settle(self, claims: Sequence[Claim], now: float, *, counts: bool, **state: Any) -> list[Claim]:  # noqa: ANN401 - as `with_state`
-        self._has["failed"] = True
+        self._has["failed_or_retrying"] = True
 
         def change(row: Row, claim: Claim) -> Document:
             return with_state(row.document, now, attempts=claim.attempt - (not counts), **state)
@@ -278,19 +278,19 @@ class PostgresQueue(PostgresControl):
             return {str(key): Result.CANCELLED if gone else Result.RELEASED for key, gone in found}
 
     def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
-        """Make dead letters of environment failures pending again, and their retries due at once."""
-        if not self._has["failed"]:
+        """Make dead letters of environment failures pending again; return their jobs.
+
+        Make retries due at once that wait after such a failure, unless the failure may be one post's own.
+        """
+        if not self._has["failed_or_retrying"]:
             return ()
         values = {"site": self._site, "now": now, "codes": _ENVIRONMENT, "hurried": _HURRIED}
-        with self._database.connection() as connection:  # as a rule there is nothing to change
+        with self._database.connection() as connection:  # without a lock: as a rule no job is delayed
             if not select(connection, _DELAYED_BY_ENVIRONMENT, values):
                 return ()
         with self._locked() as connection:
-            rows = [
-                row
-                for row in select(connection, _DELAYED_BY_ENVIRONMENT, values)
-                if row.job.id not in except_for
-            ]
+            delayed = select(connection, _DELAYED_BY_ENVIRONMENT, values)
+            rows = [row for row in delayed if row.job.id not in except_for]
             revived = [as_new(row, now) for row in rows if row.state == FAILED]
             hurried = [row.with_keys({"nextAttemptAt": None}, now) for row in rows if row.state == PENDING]
             put_back(connection, self._site, [*revived, *hurried], now)

@@ -270,33 +270,51 @@ def delete_files(connection: Connection, publication: int, is_gone: Callable[[st
 def join_saves(connection: Connection, site: str, changed: Sequence[Row], now: float) -> None:
     """Join each changed row with other saves of its slug in the same state.
 
-    The newest save stays, with the paths and files of all. The others are noted for the next claim to report.
+    The save that `winner_index` chooses stays, with the paths and files of all. The others are noted for the
+    next claim to report.
     """
+    winners: list[Row] = []
     pairs: list[tuple[Row, Row]] = []
+    """Each superseded save, with the save that stands for it now."""
     for state in {row.state for row in changed}:
-        crowds: dict[str, list[Row]] = defaultdict(list)
         slugs = [row.job.slug for row in changed if row.state == state]
-        for row in select_saves(connection, site, state, slugs):
-            if not (state == FAILED and row.job.failure in _OF_QUARANTINED_FILES):
-                crowds[row.job.slug].append(row)
-        for crowd in crowds.values():
-            older = sorted(crowd, key=lambda row: row.order, reverse=True)
-            newest = older.pop(winner_index([row.job for row in older]))
-            has_quiet_time = newest.job.quiet_until is not None
-            keys = joined_keys(newest.job, [row.job for row in older], with_first_save=has_quiet_time)
-            joined = newest.with_keys(keys, now) if keys else newest
-            pairs += [(row, joined) for row in older]
+        for saves in _saves_by_slug(connection, site, state, slugs):
+            winner, superseded = _join(saves, now)
+            if superseded:
+                winners.append(winner)
+                pairs += [(row, winner) for row in superseded]
     if not pairs:
         return
     numbers = {"older": [older.id for older, _ in pairs], "newer": [newer.id for _, newer in pairs]}
     for statement in (_MOVE_FILES, _DROP_DELETED_FILES):
         connection.execute(statement, numbers)
     delete(connection, numbers["older"])
-    update(connection, site, {newer.id: newer for _, newer in pairs}.values())
-    superseded = [
-        (site, older.job.id, older.job.slug, newer.job.id)
-        for older, newer in pairs
-        if older.job.id != newer.job.id
-    ]
-    statement = "INSERT INTO superseded (site, job_id, slug, by_job) VALUES (%s, %s, %s, %s)"
-    connection.cursor().executemany(statement, superseded)
+    update(connection, site, winners)
+    other_jobs = [(older.job, newer.job) for older, newer in pairs if older.job.id != newer.job.id]
+    connection.cursor().executemany(
+        "INSERT INTO superseded (site, job_id, slug, by_job) VALUES (%s, %s, %s, %s)",
+        [(site, older.id, older.slug, newer.id) for older, newer in other_jobs],
+    )
+
+
+def _saves_by_slug(
+    connection: Connection, site: str, state: str, slugs: Collection[str]
+) -> Collection[list[Row]]:
+    """Return the saves in this state that may be joined, together for each slug."""
+    saves: dict[str, list[Row]] = defaultdict(list)
+    for row in select_saves(connection, site, state, slugs):
+        stands_for_one_file = state == FAILED and row.job.failure in _OF_QUARANTINED_FILES
+        if not stands_for_one_file:
+            saves[row.job.slug].append(row)
+    return saves.values()
+
+
+def _join(saves: Collection[Row], now: float) -> tuple[Row, list[Row]]:
+    """Return the save that stands for all saves of one post, with the paths of all, and the other saves."""
+    others = sorted(saves, key=lambda row: row.order, reverse=True)
+    winner = others.pop(winner_index([row.job for row in others]))
+    has_quiet_time = winner.job.quiet_until is not None
+    keys = joined_keys(winner.job, [row.job for row in others], with_first_save=has_quiet_time)
+    if keys:
+        winner = winner.with_keys(keys, now)
+    return winner, others
