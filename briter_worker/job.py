@@ -516,16 +516,13 @@ def with_state(
     dry_run_at: float | None = None,
 ) -> Document:
     """Return the document with the worker's keys replaced; every other key stays as its producer wrote it."""
-    changed: Document = {}
-    for key, value in document.items():
-        current = _OLD_SPELLINGS.get(key, key)
-        if current == key or current not in document:
-            changed[current] = value
-    was_missing = changed.pop("missingAttempts", 0)
+    changed = _in_current_spelling(document)
+    missing_attempts = changed.pop("missingAttempts", 0)
     if failure is not None and failure.code is FailureCode.MISSING:
-        changed["missingAttempts"] = (was_missing if isinstance(was_missing, int) else 0) + 1
-    elif failure is not None and was_missing:
-        changed["missingAttempts"] = was_missing
+        before = missing_attempts if isinstance(missing_attempts, int) else 0
+        missing_attempts = before + 1
+    if failure is not None and missing_attempts:
+        changed["missingAttempts"] = missing_attempts
     changed |= {
         "status": status.value,
         "attempts": attempts,
@@ -542,6 +539,16 @@ def with_state(
 
 
 _OLD_SPELLINGS = {"commitMessage": "message", "attempt": "attempts"}
+
+
+def _in_current_spelling(document: Document) -> Document:
+    """Return the document with old spellings of keys replaced. The current spelling wins over an old one."""
+    current: Document = {}
+    for key, value in document.items():
+        right = _OLD_SPELLINGS.get(key, key)
+        if right == key or right not in document:
+            current[right] = value
+    return current
 
 
 def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value

@@ -91,20 +91,20 @@ class NodeSinks:
     def retire(self) -> None:
         """Delete old receipts of all sites. Raises StoreError and DatabaseError.
 
-        A site whose settings cannot be read keeps its receipts, and stops no other site's.
+        A site whose settings cannot be read keeps its receipts; those of the other sites are deleted.
         """
-        own: dict[str, int] = {}
-        kept: list[str] = []
+        own_days: dict[str, int] = {}
+        unreadable: list[str] = []
         for site in all_sites(self._database):
             if _KEEP_DAYS not in site.settings:
                 continue
             try:
-                own[site.identity] = settings_of(site, self._settings).history_keep_days
+                own_days[site.identity] = settings_of(site, self._settings).history_keep_days
             except UsageError as error:
-                kept.append(site.identity)
+                unreadable.append(site.identity)
                 text = f"old receipts of the site {site.name} are not deleted: {error.message}"
                 self._log(Warned(error=text, fix=f"briter-worker site change {site.name} --set KEY=VALUE"))
-        retire(self._store, self._settings.history_keep_days, self._clock(), own, kept=kept)
+        retire(self._store, self._settings.history_keep_days, self._clock(), own_days, kept=unreadable)
 
     def close(self) -> None:
         """Send what is due, within a bounded time."""

@@ -101,7 +101,7 @@ def send(
     missing: Sequence[str] = ()
     for _ in range(_MAX_TRIES):
         if files is not None:
-            source = _values(files, allowlist, settings.worker_max_file_bytes)
+            source = _payload_of(files, allowlist, settings.worker_max_file_bytes)
         else:
             found = gather(
                 root or settings.git_worktree,
@@ -157,7 +157,7 @@ def send_undo(
     return Sent(document["id"], settings.site)
 
 
-def _values(files: Mapping[str, bytes | None], allowlist: Allowlist, max_bytes: int) -> PayloadSource:
+def _payload_of(files: Mapping[str, bytes | None], allowlist: Allowlist, max_bytes: int) -> PayloadSource:
     """Return the payload of files passed by value. Raises GatherError for what cannot be published."""
     resolved: dict[str, bytes | None] = {}
     for declared, content in files.items():
@@ -165,7 +165,8 @@ def _values(files: Mapping[str, bytes | None], allowlist: Allowlist, max_bytes: 
             path = allowlist.resolve(declared)
         except PathRefusedError as refused:
             raise GatherError(f"{one_line(declared, _SHOWN)}: {refused.reason}") from None
-        if content is not None and path != declared:
+        is_folder = path != declared  # the trailing slash is gone
+        if content is not None and is_folder:
             raise GatherError(f"{one_line(declared, _SHOWN)} names a folder, and has a content")
         if content is not None and len(content) > max_bytes:
             raise GatherError(

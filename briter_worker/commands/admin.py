@@ -45,6 +45,7 @@ from briter_worker.wiring import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from briter_worker.settings import Settings
 
 _PATIENCE_S = 10.0
 """The longest time in seconds that `pull` waits for a publication to end."""
@@ -132,13 +133,15 @@ def pull(
     with closing(open_git(settings)) as git, closing(open_sinks(settings, log)) as emit:
         checkout = open_copies(settings, git, emit, Plugins(settings.plugins).allowed_paths)
         result = pull_branch(checkout.repository, checkout, rebase=rebase, push=push, patience=_PATIENCE_S)
-        with suppress(StoreError), closing(open_history(settings)) as history:
-            if (known := history.condition()) and known.failure:
-                pull_order(git).touch(mode=0o600)  # a pull of the worker's own ends the site condition
-    commits = [{"commit": each.commit, "subject": each.subject} for each in result.rebased]
-    late = result.late_reason or None
-    document = {"tip": result.tip, "rebased": commits, "pushed": result.is_pushed, "late": late}
-    document["paths"] = updated
+        if _has_condition(settings):
+            pull_order(git).touch(mode=0o600)  # a pull of the worker's own ends the site condition
+    document = {
+        "tip": result.tip,
+        "rebased": [{"commit": each.commit, "subject": each.subject} for each in result.rebased],
+        "pushed": result.is_pushed,
+        "late": result.late_reason or None,
+        "paths": updated,
+    }
     done = "rebased and pushed" if result.is_pushed else "rebased"
     lines = [one_line(f"{done}: {each.commit[:10]} {each.subject}") for each in result.rebased]
     if result.late_reason and not as_json:
@@ -150,6 +153,16 @@ def pull(
         name_site(settings)
     if result.is_blocked:
         raise typer.Exit(1)
+
+
+def _has_condition(settings: Settings) -> bool:
+    """Return True if the history shows a site condition; False if the history cannot be read."""
+    try:
+        with closing(open_history(settings)) as history:
+            condition = history.condition()
+    except StoreError:
+        return False
+    return condition is not None and bool(condition.failure)
 
 
 def schema(

@@ -198,27 +198,36 @@ def receipt_text(receipt: Receipt) -> str:
 
 
 def event_text(entry: dict[str, Any]) -> str:
-    """Return an entry of the log as a line for a person."""
+    """Return an entry of the log as a line for a user; with a second line if the entry has a fix."""
     if entry["event"] == Progress.name:
         number = f", {entry['done']} of {entry['total']}" if entry["total"] > 1 else ""
         return f"         {_PHASES[entry['phase']]}{number} …"
-    event, now = entry["event"], parse_time(entry["time"])
-    texts = [f"{event} (dry run)" if entry.get("dryRun") else event]
-    if event == Steered.name:
-        texts = [entry["action"]]
-    if event == ConditionChanged.name and "condition" not in entry:
-        texts.append("publishing works again")
+    now = parse_time(entry["time"])
+    texts = [_headline(entry)]
     texts += [str(entry[key]) for key in ("site", "slug", "commit") if key in entry]
     texts += [quote_fix(str(entry[key])) for key in ("message", "condition", "error") if key in entry]
     for key, value in entry.items():
-        if key not in _TOLD:
+        if key not in _SHOWN_APART:
             texts.append(_detail(key, value, now))
-    fix = entry.get("fix")
     line = one_line(f"{_local(now, '%H:%M:%S')} {' '.join(texts)}")
-    return f"{line}\n         Fix: {one_line(fix)}" if fix else line
+    if not entry.get("fix"):
+        return line
+    return f"{line}\n         Fix: {one_line(entry['fix'])}"
 
 
-_TOLD = frozenset(
+def _headline(entry: dict[str, Any]) -> str:
+    """Return what happened: the name of the event, or the action of a user."""
+    event = str(entry["event"])
+    if event == Steered.name:
+        return str(entry["action"])
+    if entry.get("dryRun"):
+        event = f"{event} (dry run)"
+    if entry["event"] == ConditionChanged.name and "condition" not in entry:
+        return f"{event} publishing works again"
+    return event
+
+
+_SHOWN_APART = frozenset(
     (
         *("time", "level", "event", "jobId", "attempt", "once", "dryRun", "fix", "action"),
         *("site", "slug", "commit", "message", "condition", "error"),
@@ -238,7 +247,7 @@ _DETAILS = {
     "reason": "({})",
     "file": "kept as {}",
 }
-"""How a person reads a key and its value. Other keys are shown as `key value`."""
+"""Formats of values, by key. Other entries are shown as `key value`."""
 
 
 def _detail(key: str, value: object, now: float) -> str:

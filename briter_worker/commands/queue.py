@@ -28,6 +28,7 @@ from briter_worker.commands import (
     write,
 )
 from briter_worker.errors import DeclinedError, UsageError, many_lines, one_line
+from briter_worker.job import State
 from briter_worker.status import job_to_json, lock_holder, post_to_json, read_status
 from briter_worker.wiring import known_now, open_history, open_postgres_queue, open_queue, read_now
 
@@ -46,9 +47,10 @@ _MAX_LOOKS_WITHOUT_JOB = 15
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _STATES = {
-    "pending": {"pending", "retrying", "quiet", "tried"},
-    "scheduled": {"scheduled"},
-    "failed": {"failed"},
+    "pending": {State.PENDING, State.RETRYING, State.QUIET, State.TRIED},
+    "scheduled": {State.SCHEDULED},
+    "failed": {State.FAILED},
+    "all": set(State),
 }
 StatusFilter = Literal["pending", "scheduled", "failed", "all"]
 Span = Annotated[str | None, typer.Option("--for", metavar="SPAN", help="Duration: 90s, 30m, 2h, 1d.")]
@@ -165,7 +167,7 @@ def list_(
     """List the jobs in the queue: in flight, waiting, dead letters."""
     settings = read_site(site)
     queue, now = open_queue(settings), read_now(settings)
-    rows = [row for row in queue.jobs(now) if row.state.value in _STATES.get(status, {row.state.value})]
+    rows = [row for row in queue.jobs(now) if row.state in _STATES[status]]
     if as_json:
         output.write_json([job_to_json(row) for row in rows])
         return

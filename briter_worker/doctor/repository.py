@@ -154,11 +154,11 @@ def _check_storage(settings: Settings, repository: Repository) -> Finding:
 
 
 def _check_local_commits(repository: Repository) -> Iterator[Finding]:
-    commits = []
     try:
         commits = repository.local_commits()
     except PublishError as failure:
         yield error("local-commits", failure.message, failure.fix or "see the message")
+        return
     if commits:
         newest = f"{commits[0].commit[:10]} {commits[0].subject}"
         message = f"not pushed: {count(len(commits), 'commit')} of {repository.branch}; the newest: {newest}"

@@ -172,14 +172,18 @@ def _plan_look(command: Command, now: float) -> None:
 
 @cache
 def _watch_limits() -> None:
-    """Start the thread that ends the commands: one for each would cost 0.2 ms a command."""
+    """Start the one thread that ends commands at their limits. Later calls do nothing.
+
+    A thread for each command would cost 0.2 ms a command.
+    """
 
     def run() -> None:
         while True:
             time.sleep(_STEP_S)
             for command, at in [*_looks.items()]:
                 now = time.monotonic()
-                if at <= now and _looks.pop(command, 0.0):
+                is_due = at <= now
+                if is_due and _looks.pop(command, None) is not None:  # the command may have ended meanwhile
                     command.look(now)
 
     threading.Thread(target=run, name="limits", daemon=True).start()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _PROGRESS_STEP = 100
 _WRITE_BLOBS = (*FAST_IMPORT, "--depth=0")
-"""Not the one that is begun early; and no attempt to find what contents have in common."""
+"""Differs from FAST_IMPORT, which may run ahead for the commits. Does not look for deltas between blobs."""
 _IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
 _PLAIN = re.compile(rb"(?![\0- .,:;\"'\\])[^<>\n]+(?<![\0- .,:;\"'\\])")
 """What every git records as it is. From other names, `git commit` drops marks: full stops until git 2.44."""

@@ -319,7 +319,7 @@ class GitPublisher:
 
         After an uncertain end the remote is asked. While it does not answer, the plan stays recorded.
         """
-        plan, ref = built.plan, self._batch_ref(built.plan)
+        plan = built.plan
         if not plan.commits:  # what is unchanged must be on the remote, and not only have been there
             return tip.commit if self._repository.remote_tip() == tip.expect else None
         if any(item.staged.uses_lfs for item in items):
@@ -327,23 +327,26 @@ class GitPublisher:
         if not self.dry_run:
             self.plans.record(plan)
         self.progress("push", 0, 0)
-        landed = None
         if not self.still_ours():
             self._discard(plan, None)
             raise LockLostError
         try:
-            refspec = f"{ref}:{self._repository.branch_ref}"
-            dry_run, progress = self.dry_run, self.progress
-            if push(self._repository, refspec, expect=plan.base, dry_run=dry_run, progress=progress):
-                landed = plan.tip
+            has_landed = push(
+                self._repository,
+                f"{self._batch_ref(plan)}:{self._repository.branch_ref}",
+                expect=plan.base,
+                dry_run=self.dry_run,
+                progress=self.progress,
+            )
         except UncertainPushError as error:
             return self._resolve_uncertain(plan, error)
         except PublishError:
             self._discard(plan, None)
             raise
-        if landed is None:
+        if not has_landed:
             self._discard(plan, None)
-        return landed
+            return None
+        return plan.tip
 
     def _resolve_uncertain(self, plan: Plan, error: UncertainPushError) -> str:
         """Return the remote's tip if it has the plan's commits after all; else raise what the error means."""
@@ -385,13 +388,14 @@ class GitPublisher:
     def _settle(
         self, built: _Built, items: Sequence[Item], tip: Tip, landed: str, clock: Callable[[], float]
     ) -> Sequence[Outcome]:
-        """Have this side follow a push, and return its outcomes."""
+        """Sync the local branch after a push. Return the outcomes of all claims that were built."""
         outcomes = [
             self._conflicts.settle(item, paths, built.merge, clock=clock, dry_run=self.dry_run)
             for item, paths in built.conflicts
         ]
-        commits = ((item, built.plan.commits.get(item.claim.key)) for item in items)
-        outcomes += [item.outcome(Result.PUBLISHED, commit=commit) for item, commit in commits if commit]
+        commits = built.plan.commits
+        published = [item for item in items if item.claim.key in commits]
+        outcomes += [item.outcome(Result.PUBLISHED, commit=commits[item.claim.key]) for item in published]
         restored = self.copies.find_restored(built.unchanged)
         for item in built.unchanged:
             outcome = item.outcome(Result.UNCHANGED)

@@ -64,6 +64,7 @@ class JsonBounds:
         return end
 
     def _count(self, structure: bytes, *, texts: int) -> None:
+        """Count bytes outside of texts, and the texts between them. Raises ProblemError out of bounds."""
         self._size += len(structure)
         if self._size > MAX_STRUCTURE_BYTES:
             text = f"the document has more than {MAX_STRUCTURE_BYTES} bytes beside its texts"
