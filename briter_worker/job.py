@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -65,18 +66,15 @@ Document = dict[str, Any]
 class UnreadableJobError(Exception):
     """The bytes are not a JSON document (yet): the producer may still be writing them."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, document: Document | None = None) -> None:
         self.reason = one_line(reason)
         super().__init__(self.reason)
+        self.document = document or {}
+        """The keys that are not broken."""
 
 
 class MalformedJobError(UnreadableJobError):
     """The bytes are JSON, but not a job."""
-
-    def __init__(self, reason: str, document: Document | None = None) -> None:
-        super().__init__(reason)
-        self.document = document or {}
-        """The keys that are not broken."""
 
 
 class Status(StrEnum):
@@ -295,7 +293,7 @@ class Job(BaseModel):
             reason = _refusal(found[0]) + _key_meant(found[0], document)
             broken = {str(each["loc"][0]) for each in found}
             readable = {key: value for key, value in document.items() if key not in broken}
-            raise MalformedJobError(reason, readable) from None
+            raise MalformedJobError(reason, readable | {"paths": named_paths(document)}) from None
 
     @property
     def paths_of_programs(self) -> frozenset[str]:
@@ -558,19 +556,57 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
         UnreadableJobError: it is not JSON (cut off, empty, not UTF-8).
         MalformedJobError: it is JSON that programs disagree about (a key twice, NaN, NUL, too deep, …).
     """
+    try:
+        return _read_strictly(data)
+    except UnreadableJobError as error:
+        error.document = _read_leniently(data.decode("utf-8-sig", errors="replace"))
+        raise
+
+
+def _read_strictly(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
     limit = MAX_REWRITTEN_BYTES if b'"updatedAt"' in data else MAX_FILE_BYTES
     if len(data) > limit:
         raise MalformedJobError(f"the file has {len(data)} bytes; a job file has at most {MAX_FILE_BYTES}")
     try:
         value = _DECODER.decode(data.decode("utf-8-sig"))
         if reason := _fault_of(value):
-            keys = value.items() if isinstance(value, dict) else ()
-            raise MalformedJobError(reason, {key: each for key, each in keys if not _fault_of({key: each})})
+            raise MalformedJobError(reason)
     except RecursionError:
         raise MalformedJobError(f"the JSON is nested deeper than {_MAX_DEPTH} levels") from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         raise UnreadableJobError(f"not valid JSON: {error}") from None
     return value
+
+
+def _read_leniently(text: str) -> Document:
+    """Return what is whole of a JSON object that breaks off, or that programs disagree about.
+
+    The paths that it names stay withheld: of a list that breaks off, the texts before the break.
+    """
+    document: Document = {}
+    paths: list[str] = []
+    key = _FIRST_KEY.match(text)
+    while key:
+        name = json.loads(key[1])
+        try:
+            value, end = _LENIENT_DECODER.raw_decode(text, key.end())
+        except (ValueError, RecursionError):
+            if begun := _BEGUN_LIST.match(text, key.end()):
+                paths += named_paths({name: [json.loads(each) for each in _TEXT.findall(begun[1])]})
+            break
+        paths += named_paths({name: value})
+        if not _fault_of({name: value}):
+            document[name] = value
+        key = _NEXT_KEY.match(text, end)
+    return document | {"paths": [path for path in paths if not _fault_of(path)]}
+
+
+def named_paths(document: Document) -> list[str]:
+    """Return the paths that a document names which is no job: in `paths`, or in a misspelt key for them."""
+    value = document.get("paths" if "paths" in document else key_meant(document, "paths"))
+    if isinstance(value, str):
+        return [value]
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def _fault_of(value: object, depth: int = 0) -> str:
@@ -604,6 +640,12 @@ def _refuse_constant(text: str) -> float:
     raise MalformedJobError(f"{text} is not JSON")
 
 
+_JSON_TEXT = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*+"'
+_TEXT = re.compile(_JSON_TEXT)
+_FIRST_KEY = re.compile(rf"\s*\{{\s*({_JSON_TEXT})\s*:\s*")
+_NEXT_KEY = re.compile(rf"\s*,\s*({_JSON_TEXT})\s*:\s*")
+_BEGUN_LIST = re.compile(rf"\[((?:\s*{_JSON_TEXT}\s*,?)*+)")
+_LENIENT_DECODER = json.JSONDecoder()
 _DECODER = json.JSONDecoder(object_pairs_hook=without_duplicates, parse_constant=_refuse_constant)
 
 

@@ -291,6 +291,42 @@ def test_a_malformed_job_that_no_worker_saw_before_withholds_what_it_names(
     assert site.job("all")["lastError"] == f"a job that cannot be read declares {LATER}"
 
 
+@pytest.mark.parametrize("age", [0.0, 60.0])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"slug": "later", "paths": ["{LATER}"], "scheduledFor": "2099',
+        f'{{"slug": "later", "paths": ["{LATER}", "content/po',
+        f'{{"slug": "later", "scheduledFor": "2099-01-01", "paths": ["{LATER}"'.replace("/", "\\/"),
+        f'{{"slug": "later", "slug": "twice", "paths": ["{LATER}"]}}',
+        f'{{"slug": "later", "scheduledFor": NaN, "paths": ["{LATER}"]}}',
+        f'{{"slug": "later", "scheduledFor": "2099-01-01", "paths": "{LATER}"}}',
+        f'{{"slug": "later", "scheduledFor": "2099-01-01", "paths": ["{LATER}", 7]}}',
+        f'{{"slug": "later", "scheduledFor": "2099-01-01", "Path": ["{LATER}"]}}',
+    ],
+)
+def test_a_file_that_is_no_job_and_that_no_worker_saw_before_withholds_what_it_names(
+    site: Site, job: Path, text: str, age: float
+) -> None:
+    put(job, text.encode(), age=age)
+    for _ in range(2):
+        result = publish_folder(site)
+        assert site.remote_file("content/posts/now.md") == "now\n"
+        assert site.remote_file(LATER) is None
+    assert result.of("failed")[0]["error"] == f"a job that cannot be read declares {LATER}"
+
+
+def test_a_new_save_frees_what_a_half_written_file_of_the_post_withholds(site: Site, job: Path) -> None:
+    put(job, f'{{"slug": "later", "paths": ["{LATER}"], "mess'.encode(), age=60.0)
+    publish_folder(site)
+    site.save("later", [LATER])
+    assert site.run_once().of("published")
+    assert site.remote_file(LATER) == "later\n"
+    site.command("publish-now", "all")
+    site.run_once()
+    assert site.command("list", "--json").json() == []
+
+
 def test_what_is_scheduled_while_the_files_are_read_waits_for_its_time(site: Site, job: Path) -> None:
     late = site.root / "late.json"
     late.write_text(json.dumps(SCHEDULED))

@@ -13,6 +13,7 @@ from briter_worker.job import (
     Job,
     MalformedJobError,
     Status,
+    UnreadableJobError,
     format_time,
     parse_time,
     read_document,
@@ -100,7 +101,26 @@ def test_a_malformed_job_names_the_key_and_what_is_expected(change: dict[str, An
     assert refused.value.reason.startswith(reason)
     assert not re.search("instance|[Ii]nput|[Ff]ield|tuple|valid |String", refused.value.reason)
     assert "note" in refused.value.document
-    assert not change.keys() & refused.value.document.keys() or None in change.values()
+    usable = refused.value.document.keys() - {"paths"}  # which are those that it still names
+    assert not change.keys() & usable or None in change.values()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", []),
+        ("[1", []),
+        ('{"slug": "a", "paths": ["x", "a\\/b", "cut', ["x", "a/b"]),
+        ('{"paths": ["x"], "scheduledFor": "2099', ["x"]),
+        ('{"paths": ["x"], "paths": ["y"]}', ["x", "y"]),
+        ('{"slug": NaN, "paths": ["x", "\\u0000", 7]}', ["x"]),
+        ('{"slug": "a", "path": "x", "message": 7}', ["x"]),
+    ],
+)
+def test_what_is_no_job_still_names_its_paths(text: str, named: list[str]) -> None:
+    with pytest.raises(UnreadableJobError) as refused:
+        Job.from_document(read_document(text.encode()), name="a.json", modified=0.0)
+    assert refused.value.document["paths"] == named
 
 
 @pytest.mark.parametrize("value", ["x" * 60_000, f"https://u:{'x' * 80}@h"], ids=["long", "half a secret"])

@@ -321,5 +321,5 @@ def read_queue_file(folder: Folder, name: str, original: str | None = None) -> J
     except MalformedJobError as error:
         return BadFile(found, error.reason, FailureCode.MALFORMED, error.document)
     except UnreadableJobError as error:
-        return BadFile(found, error.reason, may_become_job=True)
+        return BadFile(found, error.reason, document=error.document, may_become_job=True)
     return JobFile(name, found, job, document)

@@ -173,8 +173,8 @@ class Index:
             declared = self._declared(name)
             # A file from the future is not waited for forever.
             due = min(file.stat.st_mtime, self._latest) + GRACE_S if file.may_become_job else 0.0
-            readable = [path for path in file.document.get("paths") or () if isinstance(path, str)]
-            job = declared.model_copy(update={"paths": join_paths(declared.paths, readable)})
+            named = file.document.get("paths", ())
+            job = declared.model_copy(update={"paths": join_paths(declared.paths, named)})
             entry = Entry(job, due=due, problem=file.reason)
         else:
             job = self.with_quiet_time(file, known).job
