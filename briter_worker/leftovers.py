@@ -91,6 +91,10 @@ def _missing(paths: Sequence[str]) -> Failure:
 
 def _stashed(outcome: Outcome) -> Failure:
     path, stash = next(iter(outcome.stashed.items()))
+    if not stash:
+        text = f"git has written a conflict into {path} since the save; the post waits until it is resolved"
+        fix = "resolve the conflict in the site's file, then git add the file; or save the post again"
+        return Failure(FailureCode.UNSETTLED, text, fix)
     text = f"{stash}, made after the save, has another version of {path}; the post waits for that stash"
     fix = f"git stash pop {stash}, or git stash drop {stash}"
     return Failure(FailureCode.UNSETTLED, text, fix)

@@ -193,7 +193,10 @@ class Outcome(NamedTuple):
     withheld: Mapping[str, float] = MappingProxyType({})
     """Files below declared folders that a scheduled job declares, and its time; 0: that job is unreadable."""
     stashed: Mapping[str, str] = MappingProxyType({})
-    """Declared files of which a stash made after the save has another version, and the name of the stash."""
+    """Declared files of which a stash made after the save has another version, and the name of the stash.
+
+    Empty: git has written a conflict into the file since the save.
+    """
     restored: str = ""
     """A declared file that git itself has written since the save, where nothing changed."""
     changes: tuple[FileChange, ...] = ()

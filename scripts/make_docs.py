@@ -149,12 +149,12 @@ MEANINGS = {
     FailureCode.UNSETTLED: (
         (
             "A file of the post cannot be published yet: it kept changing while the worker read it, a "
-            "scheduled post declares it, or a `git stash` that was made after the save has it. `lastError` "
-            "says which. The last two cost no attempt."
+            "scheduled post declares it, a `git stash` that was made after the save has it, or git wrote a "
+            "conflict into it. `lastError` says which. Only the first costs an attempt."
         ),
         (
             "Nothing: the worker tries again by itself. Stop a program that writes without end. Run "
-            "`git stash pop`, or drop the stash."
+            "`git stash pop`, or drop the stash. Resolve the conflict, then run `git add`."
         ),
     ),
     FailureCode.KILLED_WORKER: (

@@ -205,7 +205,10 @@ class Staged:
     withheld: dict[str, float] = field(default_factory=dict)
     """Files that scheduled jobs declare, and the time they are scheduled for."""
     stashed: dict[str, str] = field(default_factory=dict)
-    """Files that a stash has another version of, made after the save, and the name of the stash."""
+    """Files that a stash has another version of, made after the save, and the name of the stash.
+
+    Empty: git has written a conflict into the file since the save.
+    """
     changes: dict[str, Entry | None] = field(default_factory=dict)
     """By path, deletions (None) first. A file without content has its blob in the repository."""
     unchanged: dict[str, str | None] = field(default_factory=dict)
@@ -295,6 +298,12 @@ class Staged:
         for path in paths:
             if path not in self.changes and not places.isdisjoint((path, *parents(path))):
                 self.stashed.setdefault(path, stash)
+
+    def leave_out_conflicts(self, paths: Iterable[str]) -> None:
+        """Leave out changed files into which git has written a conflict: nobody saved these contents."""
+        for path in paths:
+            del self.changes[path]
+            self.stashed[path] = ""
 
     def ignore(self, paths: Iterable[str], reason: Refusal) -> None:
         """Leave out these files; what is declared so is rejected."""

@@ -281,6 +281,9 @@ class SubmittedCopies:
     def find_stashed(self, claims: Sequence[Claim], staged: Mapping[str, Staged], tip: str) -> None:
         """Do nothing: jobs carry their contents, whatever happens to the CMS's files."""
 
+    def find_unresolved(self, claims: Sequence[Claim], staged: Mapping[str, Staged]) -> None:
+        """Do nothing: git writes into none of these contents."""
+
     def find_restored(self, items: Sequence[Item]) -> Mapping[str, str]:  # noqa: ARG002 - as of a work tree
         """Return nothing: jobs carry their contents."""
         return {}

@@ -248,6 +248,7 @@ class GitPublisher:
             bases = {path: Base.of(entries.get(path)) for path in saved | entries.keys()} | dict(bases)
         self._conflicts.load(paths, tip.commit)
         self.copies.find_stashed(claims, staged, tip.commit)
+        self.copies.find_unresolved(claims, staged)
         newly_scheduled = {normalized(path) for path in scheduled().keys() - held.keys()}
         items: list[Item] = []
         outcomes: list[Outcome] = []

@@ -32,7 +32,7 @@ from briter_worker.git.index import hash_files, set_entries
 from briter_worker.git.merge import Base, Edit, Merge
 from briter_worker.git.repository import FOLDER, SUBMODULE, Entry, Repository, blob_of
 from briter_worker.git.run import nul_lines
-from briter_worker.git.traces import list_stashes, paths_in_history, written_by_git
+from briter_worker.git.traces import conflicts_written_by_git, list_stashes, paths_in_history, written_by_git
 from briter_worker.job import Program
 from briter_worker.ports import blob_id
 
@@ -156,6 +156,19 @@ class WorkTreeCopies(Checkout):
             for claim in unchanged:
                 if int(since[claim.key]) <= stash.made_at:
                     staged[claim.key].note_stashed(differing, stash.name)
+
+    def find_unresolved(self, claims: Sequence[Claim], staged: Mapping[str, Staged]) -> None:
+        """Leave out the changed files into which git has written a conflict since the save.
+
+        Called after the files were read: what was read before git wrote it is what the CMS saved.
+        """
+        git, saved = self.repository.git, dict[str, float]()
+        for claim in claims:
+            at = claim.job.created_at
+            saved |= {path: max(at, saved.get(path, at)) for path in staged[claim.key].changes}
+        found = conflicts_written_by_git(git, cast("Path", git.worktree), saved)
+        for claim in claims if found else ():
+            staged[claim.key].leave_out_conflicts(found & staged[claim.key].changes.keys())
 
     def find_restored(self, items: Sequence[Item]) -> Mapping[str, str]:
         """Return, by the key of its claim, a declared file that git itself has written since the save."""

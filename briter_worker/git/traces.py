@@ -1,4 +1,4 @@
-"""What git knows of declared paths beside the remote's tip: history, stashes, and files that git wrote."""
+"""What git knows of declared paths beside the remote's tip: history, stashes, and what git itself wrote."""
 
 from __future__ import annotations
 
@@ -96,6 +96,21 @@ def written_by_git(git: Git, root: Path, saved: Mapping[str, float]) -> set[str]
     command = ("--literal-pathspecs", "ls-files", "-z", "--cached", "--", *later)
     changed = git.fields("--literal-pathspecs", "diff-files", "-z", "--name-only", "--", *later)
     return set(git.fields(*command)).intersection(later).difference(changed)
+
+
+def conflicts_written_by_git(git: Git, root: Path, saved: Mapping[str, float]) -> set[str]:
+    """Return the files into which git has written a conflict since they were saved, and nobody resolved it.
+
+    `git stash pop`, `git checkout --merge` and `git cherry-pick --no-commit` end so, with nothing under way:
+    the index has several versions of the file, and the file their lines between conflict markers. `saved`:
+    the time of the save, by path.
+    """
+    # Whole milliseconds: many a CMS cuts off the rest of `createdAt`.
+    later = {path for path, at in saved.items() if int(_modified_at(root / path) * 1000) > round(at * 1000)}
+    if not later:
+        return set()
+    listed = git.fields("ls-files", "-z", "--unmerged")
+    return later.intersection(line.partition("\t")[2] for line in listed)
 
 
 def _modified_at(file: Path) -> float:

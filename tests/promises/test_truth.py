@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LATER = "2099-01-01T00:00:00Z"
 NEVER = "content/posts/never.md"
+WELCOME = "content/posts/welcome.md"
 PICTURE = "content/posts/picture.jpg"
 
 
@@ -462,6 +463,42 @@ def test_a_dropped_stash_ends_the_wait(site: Site) -> None:
     site.run_once()
     site.git("stash", "drop")
     assert "git" in only(run_again(site), "nochange")["reason"]
+
+
+def have_git_write_a_conflict(site: Site) -> None:
+    """Have a colleague push the same line, and a user pull it with a stash."""
+    site.push_elsewhere({WELCOME: "theirs\n"})
+    site.git("stash")
+    site.git("pull")
+    with pytest.raises(AssertionError, match="stash pop"):
+        site.git("stash", "pop")
+    assert "<<<<<<<" in (site.worktree / WELCOME).read_text()
+
+
+def test_a_conflict_that_git_has_written_into_a_post_is_not_published(site: Site) -> None:
+    site.write_post(WELCOME, "saved\n")
+    site.write_post(PICTURE, "a picture")
+    site.save("a", ["content/posts/"])
+    have_git_write_a_conflict(site)
+    published = only(site.run_once(), "published")
+    assert "conflict" in published["reason"]
+    assert (site.remote_file(WELCOME), site.remote_file(PICTURE)) == ("theirs\n", "a picture")
+    assert "git add" in only(run_again(site), "failed")["fix"]
+    assert site.job("a")["attempts"] == 0
+    site.write_post(WELCOME, "resolved\n")
+    site.git("add", WELCOME)
+    only(run_again(site), "published")
+    assert site.remote_file(WELCOME) == "resolved\n"
+
+
+def test_a_save_of_a_post_with_a_conflict_resolves_it(site: Site) -> None:
+    site.write_post(WELCOME, "saved\n")
+    site.save("a", [WELCOME])
+    have_git_write_a_conflict(site)
+    site.write_post(WELCOME, "saved again\n")
+    site.save("a", [WELCOME])
+    only(site.run_once(), "published")
+    assert site.remote_file(WELCOME) == "saved again\n"
 
 
 def test_a_file_that_a_user_restores_is_unchanged_and_the_log_says_that_git_wrote_it(site: Site) -> None:
