@@ -9,7 +9,7 @@ from briter_worker.errors import DeclinedError, FailureCode, UnknownJobError, on
 from briter_worker.job import Program, State
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from briter_worker.job import Job
     from briter_worker.ports import ListedJob
@@ -22,15 +22,28 @@ def is_retryable(job: Job) -> bool:
     return job.failure not in _NOT_RETRYABLE
 
 
+def paths_scheduled_later(jobs: Iterable[Job], now: float) -> list[str]:
+    """Return the paths that the jobs declare whose scheduled time has not come."""
+    scheduled = [job for job in jobs if (job.scheduled_for or 0.0) > now]
+    return [path for job in scheduled for path in job.paths]
+
+
 def is_withheld_for(job: Job, paths: Collection[str]) -> bool:
     """Return True if a waiting job may have been put off because another one had scheduled these paths."""
     if job.failure != FailureCode.UNSETTLED or job.next_attempt_at is None:
         return False
-    theirs = {normalized(path) for path in paths}
-    own = {normalized(path) for path in job.paths}
-    own_and_above = {each for path in own for each in (path, *parents(path))}
-    theirs_and_above = {each for path in theirs for each in (path, *parents(path))}
-    return not (own.isdisjoint(theirs_and_above) and theirs.isdisjoint(own_and_above))
+    scheduled = {normalized(path) for path in paths}
+    declared = {normalized(path) for path in job.paths}
+    is_inside_scheduled = not scheduled.isdisjoint(_with_parents(declared))
+    contains_scheduled = not declared.isdisjoint(_with_parents(scheduled))
+    return is_inside_scheduled or contains_scheduled
+
+
+def _with_parents(paths: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for path in paths:
+        found.update((path, *parents(path)))
+    return found
 
 
 def select_matching(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:

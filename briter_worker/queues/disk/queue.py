@@ -189,7 +189,7 @@ class DiskQueue:
 
     def _free_withheld(self, jobs: Iterable[Job], now: float) -> None:
         """Make the jobs due that waited for files of these jobs, which are not scheduled any more."""
-        paths = [path for job in jobs if (job.scheduled_for or 0.0) > now for path in job.paths]
+        paths = selection.paths_scheduled_later(jobs, now)
         if not paths:
             return
         waiting = [name for name, entry in self._index.entries.items() if entry.is_pending]

@@ -13,6 +13,7 @@ from briter_worker.ports import Cancellation, ListedJob, Pause
 from briter_worker.queues.postgres.rows import CLAIMED, FAILED, delete, locked, put_back, select
 from briter_worker.queues.selection import (
     is_withheld_for,
+    paths_scheduled_later,
     select_existing,
     select_matching,
     select_outdated,
@@ -104,7 +105,7 @@ class PostgresControl:
 
     def _free_withheld(self, connection: Connection, rows: Sequence[Row], now: float) -> None:
         """Make the jobs due that waited for files of these jobs, which are not scheduled any more."""
-        paths = [path for row in rows if (row.job.scheduled_for or 0.0) > now for path in row.job.paths]
+        paths = paths_scheduled_later((row.job for row in rows), now)
         if not paths:
             return
         which = "site = %(site)s AND state = 'pending' AND next_attempt_at > 0"

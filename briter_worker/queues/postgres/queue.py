@@ -175,24 +175,21 @@ class PostgresQueue(PostgresControl):
 
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
         """Remove published jobs, and older dead letters of their slugs as far as they are published now."""
-        now, values = self._clock(), {"site": self._site, "token": self._token, "ids": _ids(claims)}
-        is_plain = not self._has["failed_or_retrying"] and not any(rejected.values())
-        with self._database.connection() if is_plain else self._locked() as connection:
+        now = self._clock()
+        may_have_dead_letters = self._has["failed_or_retrying"]
+        needs_lock = may_have_dead_letters or any(rejected.values())
+        with self._locked() if needs_lock else self._database.connection() as connection:
             for claim in claims:
                 left_out = {path.rstrip("/") for path in rejected.get(claim.key, ())}
                 if left_out:
                     delete_files(connection, int(claim.key), partial(is_covered, declared=left_out))
-            slugs = [claim.job.slug for claim in claims] if self._has["failed_or_retrying"] else []
-            for letter in select_saves(connection, self._site, FAILED, slugs) if slugs else ():
-                published = {
-                    path.rstrip("/")
-                    for claim in claims
-                    if claim.job.slug == letter.job.slug and claim.job.created_at >= letter.job.created_at
-                    for path in claim.job.paths
-                    if path not in rejected.get(claim.key, ())
-                }
-                if published:
-                    self._shorten(connection, letter, published, now)
+            if may_have_dead_letters and claims:
+                slugs = [claim.job.slug for claim in claims]
+                for dead in select_saves(connection, self._site, FAILED, slugs):
+                    published = _published_since(dead.job, claims, rejected)
+                    if published:
+                        self._shorten(connection, dead, published, now)
+            values = {"site": self._site, "token": self._token, "ids": _ids(claims)}
             if not connection.execute(_ACKNOWLEDGE, values).rowcount:
                 lock_site(connection, self._site, self._token)
 
@@ -343,20 +340,45 @@ class PostgresQueue(PostgresControl):
         change: Callable[[Row, Claim], Document],
         now: float,
     ) -> list[Claim]:
+        """Put the claims back as `change` has them. Delete and return the claims that a user cancelled."""
         by_key = {claim.key: claim for claim in claims}
-        found = [(row, by_key[str(row.id)]) for row in self._claimed_rows(connection, claims)]
-        cancelled = [(row, claim) for row, claim in found if row.is_cancelled]
-        delete(connection, [row.id for row, _ in cancelled])
-        back = [row.rewritten(change(row, claim)) for row, claim in found if not row.is_cancelled]
-        failed = [row.job.slug for row in back if row.state == FAILED]
-        others = {row.job.slug for row in select_saves(connection, self._site, PENDING, failed)}
-        back = [row.with_keys({"status": PENDING}, now) if row.job.slug in others else row for row in back]
-        put_back(connection, self._site, back, now)
-        return [claim for _, claim in cancelled]
+        cancelled: list[Row] = []
+        back: list[Row] = []
+        for row in self._claimed_rows(connection, claims):
+            if row.is_cancelled:
+                cancelled.append(row)
+            else:
+                back.append(row.rewritten(change(row, by_key[str(row.id)])))
+        delete(connection, [row.id for row in cancelled])
+        put_back(connection, self._site, self._with_pending_saves(connection, back, now), now)
+        return [by_key[str(row.id)] for row in cancelled]
+
+    def _with_pending_saves(self, connection: Connection, rows: Sequence[Row], now: float) -> list[Row]:
+        """Return the rows; those that failed are pending if another save of their post is pending."""
+        failed = [row.job.slug for row in rows if row.state == FAILED]
+        pending = {row.job.slug for row in select_saves(connection, self._site, PENDING, failed)}
+        changed: list[Row] = []
+        for row in rows:
+            joins_pending = row.job.slug in pending
+            changed.append(row.with_keys({"status": PENDING}, now) if joins_pending else row)
+        return changed
 
     def _claims(self, rows: Sequence[Row], now: float) -> list[Claim]:
         in_order = sorted(rows, key=lambda row: (row.job.due_at(now, self._longest_delay), *row.order))
         return [_claim(row) for row in in_order]
+
+
+def _published_since(
+    dead_letter: Job, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]
+) -> set[str]:
+    """Return the paths that claims of the same post published and that were saved after the dead letter."""
+    published: set[str] = set()
+    for claim in claims:
+        is_same_post = claim.job.slug == dead_letter.slug
+        if is_same_post and claim.job.created_at >= dead_letter.created_at:
+            left_out = rejected.get(claim.key, ())
+            published.update(path.rstrip("/") for path in claim.job.paths if path not in left_out)
+    return published
 
 
 def _claim(row: Row) -> Claim:
