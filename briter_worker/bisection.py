@@ -91,7 +91,8 @@ class Bisection:
     def _halve(self, claims: Sequence[Claim]) -> None:
         """Put the claims back in two pieces, at the end that they came from."""
         middle = len(claims) // 2
-        first, second = [*claims[:middle]], [*claims[middle:]]
+        first = list(claims[:middle])
+        second = list(claims[middle:])
         if self._refused:
             self._pieces.extend((first, second))
         else:
@@ -110,12 +111,9 @@ class Bisection:
         if len(claims) > 1 and self._timeouts < _MAX_TIMEOUTS:
             self._halve(claims)
             return []
-        names = ", ".join(claim.job.slug for claim in claims[:_NAMED])
-        if more := len(claims) - _NAMED:
-            names += f" and {more} more" if more > 0 else ""
-        which = "the post" if len(claims) == 1 else "one of the posts"
-        text, fix = f"{which} {names}: {failure.message}", f"{which} {names}: {failure.fix}"
-        return [Verdict(claim, Failure(failure.code, text, fix)) for claim in claims]
+        suspects = _name_posts(claims)
+        named = Failure(failure.code, f"{suspects}: {failure.message}", f"{suspects}: {failure.fix}")
+        return [Verdict(claim, named) for claim in claims]
 
     def _note_refused(self, claim: Claim, failure: Failure, error: Exception) -> list[Verdict]:
         """Note that a claim was refused alone."""
@@ -127,7 +125,7 @@ class Bisection:
         if self._has_passed or self._is_single:
             return [Verdict(claim, failure)]
         words = _words_of(claim, failure)
-        is_second = any(_words_of(*verdict) == words for verdict, _ in self._refused)
+        is_second = any(_words_of(each.claim, each.failure) == words for each, _ in self._refused)
         self._refused.append((Verdict(claim, failure), condition))
         if not is_second:
             return []
@@ -139,6 +137,16 @@ class Bisection:
         return []
 
 
+def _name_posts(claims: Sequence[Claim]) -> str:
+    """Return such as `the post a`, or `one of the posts a, b, c and 4 more`."""
+    if len(claims) == 1:
+        return f"the post {claims[0].job.slug}"
+    names = ", ".join(claim.job.slug for claim in claims[:_NAMED])
+    if len(claims) > _NAMED:
+        names += f" and {len(claims) - _NAMED} more"
+    return f"one of the posts {names}"
+
+
 def _words_of(claim: Claim, failure: Failure) -> str:
     """Return the message without what differs from post to post: numbers, ids, names."""
     job = claim.job
@@ -148,10 +156,10 @@ def _words_of(claim: Claim, failure: Failure) -> str:
     if job.author:
         names |= {job.author.name, job.author.email}
     text = failure.message.casefold()
-    for name in sorted(names, key=len, reverse=True):
+    for name in sorted(names, key=len, reverse=True):  # a long name may contain a short one
         if len(name) >= _SHORT:
             text = text.replace(name.casefold(), "…")
-        else:
-            text = re.sub(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", "…", text) if name else text
+        elif name:
+            text = re.sub(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", "…", text)
     text = re.sub(r"\w*\d\w*", "#", text)
     return re.sub(r"(['\"]).*?\1|\S*[./\\]\S*", "…", text)

@@ -55,6 +55,8 @@ _SHOW: dict[str, tuple[str, Callable[[SiteSummary], bool]]] = {
     "paused": ("paused sites", lambda site: site.paused is not None),
 }
 """The label of each choice, and whether a site is shown."""
+_Gauge = tuple[str, str, str, str]
+"""Name, site (empty: all other sites), and a further label with its value, or two empty texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,28 +140,15 @@ class Cluster:
 
         Everything else is summed up, without the label. Raises ProblemError and StoreError.
         """
-        found, now = self.overview().sites, self.database.now()
-        asked = self.settings.metrics_sites
-        named = {site.name for site in found if site.name in asked or "*" in asked}
-        if not asked:
-            worst = sorted(found, key=lambda site: (site.has_trouble, site.waiting), reverse=True)
-            named = {site.name for site in worst[:_MEASURED]}
-        gauges = Counter[tuple[str, str, str, str]]()
-        for site in found:
-            name = site.name if site.name in named else ""
-            for state, number in site.jobs.items():
-                gauges["jobs", name, "state", state] += number
-            gauges["dead_letters", name, "", ""] += site.jobs["failed"]
-            gauges["paused", name, "", ""] += site.paused is not None
-            waits = 0 if site.oldest is None else max(0, round(now - site.oldest))
-            longest = "oldest_waiting_seconds", name, "", ""
-            gauges[longest] = max(gauges[longest], waits)
-            if site.failure is not None:
-                gauges["condition", name, "failure", site.failure] += 1
-        samples: list[Sample] = [
-            (name, {"site": site, **({label: text} if label else {})}, value)
-            for (name, site, label, text), value in gauges.items()
-        ]
+        found = self.overview().sites
+        named = self._sites_with_label(found)
+        gauges = _gauges(found, named, self.database.now())
+        samples: list[Sample] = []
+        for (name, site_name, label, text), value in gauges.items():
+            labels = {"site": site_name}
+            if label:
+                labels[label] = text
+            samples.append((name, labels, value))
         samples += [
             ("node_sick", {"node": node.name}, int(node.facts["problem"] is not None))
             for node in self.overview().nodes
@@ -168,7 +157,18 @@ class Cluster:
         names = {site.site.identity: site.name for site in found}
         # The counters of a removed site stay in the sum of the others.
         counted = [each._replace(site=names.get(each.site, "")) for each in counted]
-        return samples, _sum_up(counted, named if asked else ())
+        has_wish = bool(self.settings.metrics_sites)
+        return samples, _sum_up(counted, named if has_wish else ())
+
+    def _sites_with_label(self, found: Sequence[SiteSummary]) -> set[str]:
+        """Return the sites that the settings name; if the settings name none, those in the worst state."""
+        wanted = self.settings.metrics_sites
+        if "*" in wanted:
+            return {site.name for site in found}
+        if wanted:
+            return {site.name for site in found if site.name in wanted}
+        worst = sorted(found, key=lambda site: (site.has_trouble, site.waiting), reverse=True)
+        return {site.name for site in worst[:_MEASURED]}
 
     def _news(self, _after: int) -> News:
         try:
@@ -193,6 +193,23 @@ class Cluster:
             "search": "",
             "failed_count": failed,
         }
+
+
+def _gauges(found: Sequence[SiteSummary], named: Collection[str], now: float) -> "Counter[_Gauge]":
+    """Return the gauges of the named sites, and those of all other sites together under an empty name."""
+    gauges = Counter[_Gauge]()
+    for site in found:
+        name = site.name if site.name in named else ""
+        for state, number in site.jobs.items():
+            gauges["jobs", name, "state", state] += number
+        gauges["dead_letters", name, "", ""] += site.jobs["failed"]
+        gauges["paused", name, "", ""] += site.paused is not None
+        waits = 0 if site.oldest is None else max(0, round(now - site.oldest))
+        longest = "oldest_waiting_seconds", name, "", ""
+        gauges[longest] = max(gauges[longest], waits)
+        if site.failure is not None:
+            gauges["condition", name, "failure", site.failure] += 1
+    return gauges
 
 
 def _sum_up(counted: Sequence[Tally], named: Collection[str]) -> list[Tally]:

@@ -410,14 +410,25 @@ def bearer_of(headers: Headers) -> str | None:
     return given.strip() if scheme.casefold() == "bearer" else None
 
 
+def _body_limit(path: str, *, is_hook: bool) -> int:
+    """Return how many bytes the body of a request may have."""
+    if is_hook:
+        return MAX_HOOK_BYTES
+    if _is_public(path):
+        return MAX_PUBLIC_BYTES
+    if _UPLOAD.fullmatch(path):
+        return MAX_UPLOAD_BYTES
+    return MAX_BYTES
+
+
 def _limit(scope: Scope, receive: Receive) -> Receive:
     """Return a `receive` that raises ProblemError for a body that is too long, or not there in time."""
-    limit = MAX_UPLOAD_BYTES if _UPLOAD.fullmatch(scope["path"]) else MAX_BYTES
-    limit = MAX_PUBLIC_BYTES if _is_public(scope["path"]) else limit
     visit = scope["state"].get("visit")
     is_hook = visit is not None and visit.is_signed
-    limit = MAX_HOOK_BYTES if is_hook else limit
-    deadline, size, is_complete = asyncio.get_running_loop().time() + BODY_S, 0, False
+    limit = _body_limit(scope["path"], is_hook=is_hook)
+    deadline = asyncio.get_running_loop().time() + BODY_S
+    size = 0
+    is_complete = False
     bounds = JsonBounds() if scope["path"].startswith("/api/") and not is_hook else None
 
     async def receive_part() -> Message:
