@@ -7,15 +7,24 @@ they arrive. What is inside of texts costs only its length, which the limit of t
 from __future__ import annotations
 
 import asyncio
+import binascii
+import json
 import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 
 from briter_worker.web.responses import ProblemError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from starlette.responses import Response
 
 MAX_STRUCTURE_BYTES = 1 << 20
 """Of a document apart from its texts: brackets, numbers, spaces."""
@@ -24,6 +33,8 @@ MAX_VALUES = 100_000
 MAX_DEPTH = 64
 MAX_WAITING = 100
 """Requests of one sender that wait for their turn."""
+_PIECE = 1 << 20
+"""Characters of base64: a multiple of four."""
 _REST_OF_TEXT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _BRACKETS = re.compile(rb"[\[\]{}]")
 
@@ -53,6 +64,10 @@ class JsonBounds:
         if self._is_escaped:
             self._is_escaped = False
             position += 1
+        quote = part.find(b'"', position)
+        if part.find(b"\\", position, quote if quote >= 0 else len(part)) < 0:  # base64, as a rule
+            self._is_in_text = quote < 0
+            return len(part) if quote < 0 else quote + 1
         found = _REST_OF_TEXT.match(part, position)
         end = found.end() if found else position
         if end < len(part):
@@ -69,13 +84,66 @@ class JsonBounds:
         if self._size > MAX_STRUCTURE_BYTES:
             text = f"the document has more than {MAX_STRUCTURE_BYTES} bytes beside its texts"
             raise ProblemError(413, text)
+        opened = structure.count(b"[") + structure.count(b"{")
+        self._values += texts + structure.count(b",") + opened
+        if self._values > MAX_VALUES:
+            raise ProblemError(413, f"the document has more than {MAX_VALUES} values")
+        self._count_depth(structure, opened)
+
+    def _count_depth(self, structure: bytes, opened: int) -> None:
+        if self._depth + opened <= MAX_DEPTH:  # in any order
+            self._depth += opened - structure.count(b"]") - structure.count(b"}")
+            return
         for bracket in _BRACKETS.findall(structure):
             self._depth += 1 if bracket in b"[{" else -1
             if self._depth > MAX_DEPTH:
                 raise ProblemError(422, f"the document is nested deeper than {MAX_DEPTH} levels")
-        self._values += texts + structure.count(b",") + structure.count(b"[") + structure.count(b"{")
-        if self._values > MAX_VALUES:
-            raise ProblemError(413, f"the document has more than {MAX_VALUES} values")
+
+
+class UploadRoute(APIRoute):
+    """A route whose requests are so large that reading one in the event loop delays all others."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return FastAPI's handler, which gets an UploadRequest."""
+        handle = super().get_route_handler()
+
+        async def handle_upload(request: Request) -> Response:
+            return await handle(UploadRequest(request.scope, request.receive))
+
+        return handle_upload
+
+
+class UploadRequest(Request):
+    """A request with a large body, which is put together and parsed in a thread."""
+
+    _data: bytes | None = None
+
+    async def body(self) -> bytes:
+        """Return the body."""
+        if self._data is None:
+            parts = [part async for part in self.stream()]
+            self._data = await run_in_threadpool(b"".join, parts)  # for large parts without the GIL
+        return self._data
+
+    async def json(self) -> Any:  # noqa: ANN401 - any JSON
+        """Return the parsed body. Raises JSONDecodeError."""
+        return await run_in_threadpool(_parse, await self.body())
+
+
+def _parse(data: bytes) -> Any:  # noqa: ANN401 - any JSON
+    try:
+        return from_json(data)  # no other thread runs meanwhile, and `json.loads` takes twice as long
+    except ValueError:
+        return json.loads(data)  # for its error; it also reads lone surrogates, which are refused by name
+
+
+def decode_base64(text: str) -> bytes:
+    """Return the content, decoded in pieces: other threads run in between. Raises ValueError."""
+    end = text.find("=")
+    if 0 <= end < len(text) - 2:
+        raise ValueError("data after the padding")
+    pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
+    return b"".join([binascii.a2b_base64(piece, strict_mode=True) for piece in pieces])
 
 
 @dataclass(slots=True)

@@ -1,7 +1,5 @@
 """All sites of a cluster: each is opened when a user asks for it; their page and their API."""
 
-import base64
-import binascii
 import re
 import threading
 from collections import Counter, OrderedDict
@@ -29,6 +27,7 @@ from briter_worker.sinks.history import Tally, tallies
 from briter_worker.sinks.log import LogSink
 from briter_worker.sinks.store import PostgresStore
 from briter_worker.web import api
+from briter_worker.web.bounds import UploadRoute, decode_base64
 from briter_worker.web.live import Feed, News
 from briter_worker.web.pages import paged
 from briter_worker.web.responses import Json, ProblemError, page
@@ -254,7 +253,7 @@ class ClusterSite(Site):
 
 router = APIRouter(responses=api.PROBLEMS)
 """Below `/`."""
-site_router = APIRouter(responses=api.PROBLEMS)
+site_router = APIRouter(responses=api.PROBLEMS, route_class=UploadRoute)
 """Below `/api/sites/{site}`: what sites of a cluster have beside the routes of `api`."""
 
 
@@ -327,6 +326,6 @@ def enqueue(
 
 def _decoded(path: str, text: str | None) -> bytes | None:
     try:
-        return None if text is None else base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+        return None if text is None else decode_base64(text)
+    except ValueError:
         raise ProblemError(422, f"contents: {path} is not base64") from None

@@ -111,7 +111,7 @@ def test_four_bombs_of_48_mib_at_once_take_neither_memory_nor_time(
     with Watch(dashboard) as watch:
         assert together(4, send) == [413] * 4
     assert watch.grown < 64 * MIB
-    assert watch.slowest < 2, "0.1 s where nothing else runs"
+    assert watch.slowest < 1, "0.1 s, and 0.2 s on a busy machine"
 
 
 def test_four_large_uploads_at_once_are_stored_in_bounded_memory(
@@ -128,6 +128,7 @@ def test_four_large_uploads_at_once_are_stored_in_bounded_memory(
     with Watch(dashboard) as watch:
         assert together(4, send) == [201] * 4
     assert watch.grown < 700 * MIB
+    assert watch.slowest < 1, "0.1 s, and 0.2 s on a busy machine"
 
 
 def test_searches_of_one_token_keep_nobody_else_waiting(dashboard: Dashboard, database: Database) -> None:

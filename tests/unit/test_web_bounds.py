@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import random
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +21,7 @@ from briter_worker.web.bounds import (
     MAX_WAITING,
     JsonBounds,
     Turns,
+    decode_base64,
 )
 from briter_worker.web.responses import ProblemError
 from briter_worker.web.site import _digest, _request_digest
@@ -111,3 +114,44 @@ def test_a_request_that_is_sent_again_after_an_upgrade_is_known() -> None:
     files = [[path, None if data is None else data.hex()] for path, data in contents.items()]
     assert _request_digest(body, contents) == _digest(json.dumps([body, files], sort_keys=True).encode())
     assert _request_digest(body, {}) == _digest(json.dumps([body, []], sort_keys=True).encode())
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, 2, 3, 1000, (3 << 18) - 1, 3 << 18, (3 << 18) + 1, (3 << 18) + 2, 1 << 20]
+)
+def test_a_content_is_decoded_in_pieces_as_in_one(size: int) -> None:
+    content = random.Random(size).randbytes(size)
+    assert decode_base64(base64.b64encode(content).decode()) == content
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a",
+        "abc",
+        "YQ=",
+        "YQ==YQ==",
+        "=",
+        "====",
+        "YQ= =",
+        " YQ==",
+        "YQ==\n",
+        "é",
+        "a-_b",
+        "YQ==" + "A" * (1 << 20),
+        "A" * ((1 << 20) - 4) + "YQ==YQ==",
+        "A" * (1 << 20) + "=",
+    ],
+)
+def test_what_is_no_base64_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode_base64(text)
+
+
+def test_a_large_document_is_counted_in_no_time() -> None:
+    """The event loop counts: 48 MiB took 0.2 s, in which nobody else was answered."""
+    parts = [b'{"contents": {"a": "', *[b"QUFB" * 16384] * 768, b'"}}']
+    bounds, began = JsonBounds(), time.thread_time()
+    for part in parts:
+        bounds.feed(part)
+    assert time.thread_time() - began < 0.05
