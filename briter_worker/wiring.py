@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
+    from briter_worker.sinks.earlier import Cancellation
     from briter_worker.sinks.history import History
     from briter_worker.sinks.recorder import Sink
     from briter_worker.sinks.webhooks import Sender, WebhookSink
@@ -453,6 +454,11 @@ def open_post_watcher(settings: Settings, emit: Callable[[events.Event], None]) 
                 return receipt.ended or 0.0
         return 0.0
 
+    def cancellations() -> list[Cancellation]:
+        with suppress(StoreError), closing(open_earlier_saves(settings)) as saves:
+            return saves.cancelled()
+        return []
+
     def save(slug: str, paths: Sequence[str], message: str | None) -> None:
         document = client.compose(slug, paths, message=message, made_by=Program.WATCH)
         job_id = client.submit(document, queue=settings.queue_root).id
@@ -468,13 +474,17 @@ def open_post_watcher(settings: Settings, emit: Callable[[events.Event], None]) 
         scheduled_paths=queue.scheduled_paths,
         list_jobs=queue.jobs,
         cancelled_at=cancelled_at,
+        cancellations=cancellations,
         warn=warn_by(emit),
     )
 
 
-def another_watcher() -> events.WorkerSkipped:
-    """Return what the second watcher of a site says before it ends."""
-    return events.WorkerSkipped(message="another watch is active, skipping", holder_pid=None)
+def another_watcher(*, has_order: bool = False) -> events.WorkerSkipped:
+    """Return what the second watcher of a site says before it ends: the first one carries out its order."""
+    text = "another watch is active, skipping"
+    if has_order:
+        text = "another watch is active; it compares all files with the remote now"
+    return events.WorkerSkipped(message=text, holder_pid=None)
 
 
 def _private_folders(settings: Settings) -> list[str]:

@@ -92,7 +92,7 @@ def watch(
     if again:
         watcher.order_comparison()
     if not watcher.acquire():
-        log(another_watcher())
+        log(another_watcher(has_order=again))
         return
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -323,6 +323,11 @@ class Repository:
             wanted = sorted({f"{folder.partition('/')[0]}/" for folder in folders})
         return self._list_tree("-r", *(["-t"] if with_folders else []), commit, "--", *wanted)
 
+    def changes(self, old: str, new: str) -> dict[str, tuple[Entry | None, Entry | None]]:
+        """Return the files that differ between two commits, as both have them."""
+        raw = self.git.fields(*DIFF_TREE, "--raw", "--no-abbrev", old, new)
+        return {path: (before, after) for _, path, before, after in read_raw(raw)}
+
     def _list_tree(self, *args: str) -> dict[str, Entry]:
         command = ("--literal-pathspecs", "ls-tree", "-z", "--full-tree")
         found = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker import events
 from briter_worker.allowlist import normalized
@@ -23,7 +23,20 @@ _ENDS_UNPUBLISHED = (events.JobFailure, events.Superseded, events.Cancelled)
 _KEPT_S = 365 * 86400.0
 _NOTE = "INSERT OR IGNORE INTO declared (slug, path, job_id, saved_at, at) VALUES (?, ?, ?, ?, ?)"
 _FORGET = "DELETE FROM declared WHERE at < ?"
+_CANCELLED = (
+    "SELECT declared.path, declared.slug, MAX(attempts.ended) FROM declared"
+    " JOIN attempts ON attempts.slug = declared.slug AND attempts.outcome = 'cancelled'"
+    " GROUP BY declared.path, declared.slug"
+)
 _FIND = "SELECT path FROM declared WHERE slug = ? AND path = ? AND NOT (job_id = ? AND saved_at = ?)"
+
+
+class Cancellation(NamedTuple):
+    """A path that an unpublished save of a post declared, and when the post was cancelled last."""
+
+    path: str
+    slug: str
+    at: float
 
 
 @dataclass(eq=False)
@@ -59,3 +72,8 @@ class EarlierSaves:
             if self.receipts.query(_FIND, values):
                 found.add(path)
         return found
+
+    def cancelled(self) -> list[Cancellation]:
+        """Return the paths of the posts that were cancelled. Raises StoreError."""
+        rows = self.receipts.query(_CANCELLED, ())
+        return [Cancellation(path, slug, at or 0.0) for path, slug, at in rows]

@@ -108,23 +108,35 @@ def renames_of(changes: Iterable[Change]) -> dict[str, list[str]]:
     return {path: gone[blob] for path, blob in new.items() if blob in gone}
 
 
+def replaced_by(changes: Iterable[Change]) -> dict[str, list[str]]:
+    """Return the files that are there, by path, in whose place others are gone: above or below; and those."""
+    gone: set[str] = set()
+    below: dict[str, list[str]] = {}
+    there: list[str] = []
+    for change in changes:
+        if change.new is not None:
+            there.append(change.path)
+            continue
+        gone.add(change.path)
+        for folder in parents(change.path):
+            below.setdefault(folder, []).append(change.path)
+    found = {}
+    for path in there:
+        if replaced := [*(folder for folder in parents(path) if folder in gone), *below.get(path, ())]:
+            found[path] = replaced
+    return found
+
+
 def _join_places(groups: dict[str, list[Change]]) -> None:
     """Put files that are gone into the job of those that are where they were, or below, or above.
 
     A job that would replace a file by a folder, or a folder by a file, has to declare both.
     """
     gone = {change.path: slug for slug, files in groups.items() for change in files if change.new is None}
-    below: dict[str, list[str]] = {}
-    for path in gone:
-        for folder in parents(path):
-            below.setdefault(folder, []).append(path)
+    replaced = replaced_by([change for files in groups.values() for change in files])
     for slug in list(groups):
         for change in groups.get(slug, []):
-            if change.new is None:
-                continue
-            in_the_way = [path for path in parents(change.path) if path in gone]
-            in_the_way += below.get(change.path, [])
-            for other in {gone[path] for path in in_the_way} - {slug}:
+            for other in {gone[path] for path in replaced.get(change.path, ())} - {slug}:
                 _merge(groups, other, slug)
                 gone.update((each.path, slug) for each in groups[slug] if each.new is None)
 

@@ -23,7 +23,16 @@ from briter_worker.job import Program, State
 from briter_worker.watch import LEDGER_NAME
 from briter_worker.watch.kernel import Writer, open_source
 from briter_worker.watch.ledger import UNPROVEN, Known, Ledger, LedgerDamagedError, Version, remove
-from briter_worker.watch.saves import EMPTY_BLOBS, Change, Posts, Save, decide, is_declared, renames_of
+from briter_worker.watch.saves import (
+    EMPTY_BLOBS,
+    Change,
+    Posts,
+    Save,
+    decide,
+    is_declared,
+    renames_of,
+    replaced_by,
+)
 from briter_worker.watch.tree import Kind, Tree, is_rewritten
 
 if TYPE_CHECKING:
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
     from briter_worker.allowlist import Allowlist
     from briter_worker.git.repository import Entry, Repository
     from briter_worker.ports import ListedJob
+    from briter_worker.sinks.earlier import Cancellation
     from briter_worker.watch.kernel import Look, Source
     from briter_worker.watch.tree import Seen
 
@@ -65,6 +75,7 @@ _INDEX_LOOK_S = 0.05
 _UNDO_WAIT_S = 30.0
 _BATCH_S = 0.005
 """Events within this time are one: a large upload makes thousands a second."""
+_EXECUTABLE = "100755"
 _RESTS = "watch rests"
 _NOT_OURS = frozenset({FailureCode.WRONG_BRANCH, FailureCode.UNFINISHED})
 """The files are git's rather than the CMS's."""
@@ -125,6 +136,8 @@ class PostWatcher:
     list_jobs: Callable[[float], Iterable[ListedJob]]
     cancelled_at: Callable[[str], float]
     """Returns when a job of this slug was last cancelled; 0 if never."""
+    cancellations: Callable[[], Iterable[Cancellation]]
+    """Returns the paths of the posts that were cancelled, and when."""
     warn: Callable[[str, str], None]
     _pending: dict[str, _Pending] = field(default_factory=dict, init=False)
     _folders: set[str] = field(default_factory=set, init=False)
@@ -139,6 +152,10 @@ class PostWatcher:
     _resting: str = field(default="", init=False)
     _checked: tuple[int, ...] = field(default=(), init=False)
     """The state of the git folder when the site was checked last."""
+    _tip: str | None = field(default=None, init=False)
+    """The branch's tip then."""
+    _settled_tip: str | None = field(default=None, init=False)
+    """The branch's tip when all files were as the ledger has them."""
     _look_again_at: float = field(default=-math.inf, init=False)
     _was_lost: bool = field(default=False, init=False)
     _is_new_ledger: bool = field(default=False, init=False)
@@ -258,6 +275,8 @@ class PostWatcher:
             self._compare(now)
             if any(each.look_at <= now for each in self._pending.values()):
                 self._settle(now, wall)
+            if not self._pending:
+                self._settled_tip = self._tip
         except LedgerDamagedError as error:
             self._rebuild(str(error))
 
@@ -298,6 +317,9 @@ class PostWatcher:
         try:
             with self.repository.refs.kept():
                 self.repository.check()
+                self._tip = self.repository.ref(self.repository.branch_ref)
+                if self._tip == self.repository.ref(self.repository.pushed_ref):
+                    self._settled_tip = self._tip  # the worker has moved it, and recorded the files
         except PublishError as error:
             if error.code in _NOT_OURS:
                 reason = error.message
@@ -393,7 +415,7 @@ class PostWatcher:
         left_out = sparse_paths(git, folders) if is_sparse else set()
         for path, entry in self.repository.entries_below(tip, folders).items():
             if entry.mode not in (LINK, SUBMODULE) and path not in left_out and self._is_allowed(path):
-                yield path, Version(entry.blob, entry.mode == "100755")
+                yield path, Version(entry.blob, entry.mode == _EXECUTABLE)
 
     # What changed
 
@@ -436,9 +458,10 @@ class PostWatcher:
             known = self._known.known([path for path in due if self._is_allowed(path)])
             ready = self._read(due, known, now, wall)
             changed = self._drop_unchanged(ready, wall)
+            changed = self._drop_brought(changed)
             changed = self._drop_ignored(changed)
             changed = self._hold_arriving(changed, now)
-            changed = self._hold_renamed(changed, now)
+            changed = self._hold_partners(changed, now)
             changed = self._hold_emptied(changed, now)
             if not changed:
                 return
@@ -551,6 +574,37 @@ class PostWatcher:
         blobs = self._filtered([each.path for each in lacking])
         return [each for each in lacking if blob_of(entries.get(each.path)) != blobs.get(each.path)]
 
+    def _drop_brought(self, changed: Collection[_Ready]) -> list[_Ready]:
+        """Return what a `git pull` of a user has not brought from the remote since all was settled.
+
+        A file is left out if a fast-forward of the branch, to a commit that the remote has, took it from the
+        ledger's version to the one that is there: as if the worker had written it.
+        """
+        old, new = self._settled_tip, self._tip
+        if not changed or old is None or new is None or old == new:
+            return list(changed)
+        remote = self._last_tip()
+        if remote is None or not self.repository.is_ancestor(new, remote):
+            return list(changed)
+        if not self.repository.is_ancestor(old, new):
+            return list(changed)
+        brought = self.repository.changes(old, new)
+        blobs = self._filtered([each.path for each in changed if each.path in brought and each.new])
+        rows = {}
+        for each in changed:
+            if each.path in brought and self._is_brought(each, *brought[each.path], blobs.get(each.path)):
+                rows[each.path] = each
+        self._hand_over(rows, rows)
+        return [each for each in changed if each.path not in rows]
+
+    def _is_brought(self, each: _Ready, old: Entry | None, new: Entry | None, blob: str | None) -> bool:
+        """Return True if the file was as `old` in the ledger, and is `new` now; `blob` is as git has it."""
+        if blob_of(old) != (each.known.version.blob if each.known else None):
+            return False
+        if each.new is None or new is None:
+            return each.new is None and new is None
+        return self._is_same(Version(new.blob, new.mode == _EXECUTABLE), each.new._replace(blob=blob or ""))
+
     def _is_same(self, old: Version, new: Version) -> bool:
         if not self._files.has_modes:
             return old.blob == new.blob
@@ -608,15 +662,19 @@ class PostWatcher:
                 return folder
         return ""
 
-    def _hold_renamed(self, changed: Collection[_Ready], now: float) -> list[_Ready]:
-        """Return what has not the content of a file that is gone, and may be back within a second."""
+    def _hold_partners(self, changed: Collection[_Ready], now: float) -> list[_Ready]:
+        """Return what has neither the content nor the place of a file that may be back within a second.
+
+        A rename is one job, and so is a folder in the place of a file, or the reverse.
+        """
         waiting = [path for path, each in self._pending.items() if each.kind in {Kind.GONE, Kind.FOLDER}]
         due = {each.path for each in changed}
         gone = self._known.known([path for path in waiting if path not in due])
         both = [_change(each) for each in changed]
         both += [Change(path, known.version, None) for path, known in gone.items()]
         held = set()
-        for path, old_paths in renames_of(both).items():
+        partners = [*renames_of(both).items(), *replaced_by(both).items()]
+        for path, old_paths in partners:
             ends = min(
                 max((self._pending[old].look_at for old in old_paths if old in gone), default=now),
                 self._pending[path].first + 2 * GONE_S,
@@ -652,9 +710,10 @@ class PostWatcher:
         waiting = [row for row in self.list_jobs(wall) if row.state in _WAITING]
         rows = {each.path: each for each in changed}
         declared = self._declared(rows, waiting, wall)
-        left = {path for path in rows if is_declared(path, declared)}
-        self._hand_over(rows, left)
         posts = Posts(self.allowlist.folders, self.allowlist.adapter, self._names_in)
+        left = {path for path in rows if is_declared(path, declared)}
+        left |= self._cancelled_elsewhere(rows, posts)
+        self._hand_over(rows, left)
         ours = [_change(each) for path, each in rows.items() if path not in left]
         saves = decide(ours, posts, self._remains)
         taken = self._taken_slugs({save.slug for save in saves}, waiting)
@@ -724,10 +783,34 @@ class PostWatcher:
 
     def _is_cancelled(self, save: Save) -> bool:
         """Return True if the post was cancelled, and none of its files has changed or gone since."""
+        return self._changed_at(save.paths) < self.cancelled_at(save.slug)
+
+    def _cancelled_elsewhere(self, paths: Collection[str], posts: Posts) -> set[str]:
+        """Return the files of cancelled posts of other slugs that have not changed since.
+
+        Only a watcher that looked on knows that a file was left to a job. Neither a comparison after a while
+        without one nor a new ledger does.
+        """
+        unseen = [path for path in paths if self._is_new_ledger or self._pending[path].is_found]
+        if not unseen:
+            return set()
+        cancelled: dict[str, list[Cancellation]] = {}
+        for each in self.cancellations():
+            cancelled.setdefault(each.path, []).append(each)
+        found = set()
+        for path in unseen:
+            ends = [each for place in (path, *parents(path)) for each in cancelled.get(place, ())]
+            times = [each.at for each in ends if each.slug != posts.slug(path)]
+            if times and self._changed_at([path]) < max(times):
+                found.add(path)
+        return found
+
+    def _changed_at(self, paths: Iterable[str]) -> float:
+        """Return when one of these files last changed, or went; infinity if nobody can say."""
         with suppress(OSError):  # a folder that is gone, too
-            places = [file if file.exists() else file.parent for file in map(self.root.joinpath, save.paths)]
-            return max(place.stat().st_ctime for place in places) < self.cancelled_at(save.slug)
-        return False
+            files = [self.root / path for path in paths]
+            return max((file if file.exists() else file.parent).stat().st_ctime for file in files)
+        return math.inf
 
     def _warn_once(self, text: str, fix: str) -> None:
         if text not in self._named:

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -165,39 +166,60 @@ def test_a_folder_that_cannot_be_read_is_no_deletion(site: Site, request: pytest
     request.getfixturevalue("unreadable")
     with watching(site) as watched:
         assert watched.settle() == []
+        assert watched.warnings == ["content/posts/locked/ cannot be watched: Permission denied"]
 
 
 def test_a_filter_that_fails_stops_no_other_post(site: Site) -> None:
+    for name in ("bad.bin", "good.md"):
+        site.write_post(f"content/posts/{name}", "x\n")
+    site.commit_all()
     site.git("config", "filter.broken.clean", "false")
     site.git("config", "filter.broken.required", "true")
     (site.worktree / ".gitattributes").write_text("*.bin filter=broken\n")
-    site.write_post("content/posts/bad.bin", "x\n")
-    site.write_post("content/posts/good.md", "x\n")
+    for name in ("bad.bin", "good.md"):
+        site.write_post(f"content/posts/{name}", "edited\n")  # compared as git would have it
     with watching(site) as watched:
         assert watched.settle() == ["posts/bad", "posts/good"]
     site.run_once()
-    assert site.remote_file("content/posts/good.md") == "x\n"
+    assert site.remote_file("content/posts/good.md") == "edited\n"
 
 
 # 14. Files and folders in each other's place
 
 
 def test_a_file_that_becomes_a_folder_is_published_and_back_again(site: Site) -> None:
-    site.write_post("content/posts/trip", "of one file\n")
+    site.write_post("content/posts/trip.md", "of one file\n")
     with watching(site) as watched:
         watched.settle()
         _publish(site)
-        (site.worktree / "content/posts/trip").unlink()
-        site.write_post("content/posts/trip/index.md", "of more\n")
+        (site.worktree / "content/posts/trip.md").unlink()
+        site.write_post("content/posts/trip.md/index.md", "of more\n")
         watched.settle()
         _publish(site)
-        assert site.remote_file("content/posts/trip/index.md") == "of more\n"
-        shutil.rmtree(site.worktree / "content/posts/trip")
-        site.write_post("content/posts/trip", "of one file\n")
+        assert site.remote_file("content/posts/trip.md/index.md") == "of more\n"
+        shutil.rmtree(site.worktree / "content/posts/trip.md")
+        site.write_post("content/posts/trip.md", "of one file\n")
         watched.settle()
         _publish(site)
-    assert site.remote_file("content/posts/trip") == "of one file\n"
+    assert site.remote_file("content/posts/trip.md") == "of one file\n"
     assert site.jobs() == []
+
+
+@pytest.mark.parametrize("name", ["trip", "trip.md"])
+def test_a_folder_in_the_place_of_a_file_and_the_reverse_are_one_job_each(site: Site, name: str) -> None:
+    place = site.worktree / "content/posts" / name
+    place.write_text("of one file\n")
+    with watching(site) as watched:
+        watched.settle()
+        saved = len(watched.saved)
+        place.unlink()
+        site.write_post(f"content/posts/{name}/index.md", "of more\n")
+        assert len(watched.settle()) == saved + 1
+        assert watched.saved[-1][1].keys() == {f"content/posts/{name}", f"content/posts/{name}/index.md"}
+        shutil.rmtree(place)
+        place.write_text("of one file\n")
+        assert len(watched.settle()) == saved + 2
+        assert watched.saved[-1][1].keys() == {f"content/posts/{name}", f"content/posts/{name}/index.md"}
 
 
 # 15. Without a tracking ref
@@ -228,6 +250,8 @@ def test_a_first_start_waits_for_a_tip_and_loses_nothing(site: Site) -> None:
 
 
 def test_a_cancelled_job_of_another_slug_is_not_published_by_a_comparison(site: Site) -> None:
+    with watching(site):
+        pass  # which fills the ledger
     with watching(site) as watched:
         site.save("of-the-cms", [POST], scheduledFor="2199-01-01")
         site.write_post(POST, "secret\n")
@@ -239,6 +263,34 @@ def test_a_cancelled_job_of_another_slug_is_not_published_by_a_comparison(site: 
         assert watched.settle() == []
         site.write_post(POST, "meant for everybody\n")
         assert watched.settle() == ["posts/welcome"]
+
+
+@pytest.mark.parametrize("cause", ["no watch meanwhile", "ledger lost", "compared again"])
+def test_a_cancelled_job_of_another_slug_stays_unpublished(site: Site, cause: str) -> None:
+    watch = site.worktree / ".git/briter"
+    with watching(site) as watched:
+        if cause != "no watch meanwhile":
+            _cancel_scheduled(site, POST)
+            assert watched.settle() == []
+    if cause == "no watch meanwhile":
+        _cancel_scheduled(site, POST)
+    elif cause == "ledger lost":
+        (watch / "watch.db").unlink()
+    with watching(site) as watched:
+        if cause == "compared again":
+            watched.watcher.order_comparison()
+        assert watched.settle() == []
+        site.write_post("content/posts/other.md", "a later save of another post\n")
+        assert watched.settle() == ["posts/other"]
+        site.write_post(POST, "meant for everybody\n")
+        assert watched.settle() == ["posts/other", "posts/welcome"]
+
+
+def _cancel_scheduled(site: Site, path: str) -> None:
+    site.save("of-the-cms", [path], scheduledFor="2199-01-01")
+    site.write_post(path, "secret\n")
+    time.sleep(0.02)  # longer than a tick of the file system's clock
+    assert site.command("cancel", "of-the-cms").returncode == 0
 
 
 def test_a_producers_waiting_job_keeps_its_files_and_its_slug(site: Site) -> None:
@@ -273,9 +325,10 @@ def test_a_rename_is_one_commit_and_a_deletion_says_so(site: Site) -> None:
             "posts/journey": "Rename posts/trip to posts/journey",
             "posts/gone": "Remove posts/gone",
         }
+        _publish(site)
         (posts / "journey/one.svg").unlink()
         watched.settle()
-        assert "Remove" not in str(watched.messages()["posts/journey"])
+        assert watched.messages() == {"posts/journey": None}
         _publish(site)
     assert site.remote_file("content/posts/trip/index.md") is None
     assert site.remote_file("content/posts/journey/index.md") == "trip\n"
@@ -341,7 +394,8 @@ def test_a_queue_emptied_by_hand_is_filled_by_a_new_save_or_on_request(site: Sit
         watched.settle()
         shutil.rmtree(site.queue)
         assert watched.settle() == ["posts/welcome"]
-        assert site.command("watch", "--again").names() == ["worker-skipped"]
+        (said,) = site.command("watch", "--again").of("worker-skipped")
+        assert said["message"] == "another watch is active; it compares all files with the remote now"
         assert watched.settle() == ["posts/welcome"] * 2
         assert watched.settle() == ["posts/welcome"] * 2
 
@@ -382,6 +436,44 @@ def test_a_pull_of_many_files_makes_no_job(site: Site) -> None:
         assert watched.settle() == []
         site.write_post("content/posts/499.md", "edited\n")
         assert watched.settle() == ["posts/499"]
+
+
+def test_a_pull_by_git_makes_no_job(site: Site) -> None:
+    site.write_post("content/posts/theirs.md", "theirs\n")
+    site.write_post("content/posts/gone.md", "of theirs\n")
+    site.commit_all()
+    with watching(site) as watched:
+        site.push_elsewhere(
+            {
+                "content/posts/new.md": "x\n",
+                "content/posts/theirs.md": "more\n",
+                "content/posts/gone.md": None,
+            }
+        )
+        site.git("pull", "--quiet", "--ff-only")
+        assert watched.settle() == []
+        site.write_post("content/posts/theirs.md", "theirs\n")  # set back, as the CMS does
+        assert watched.settle() == ["posts/theirs"]
+
+
+def test_what_git_brings_from_elsewhere_than_the_remote_is_published(site: Site) -> None:
+    clone = site.colleague()
+    (clone / POST).write_text("not pushed\n")
+    site.git("commit", "--quiet", "--all", "--message=Theirs", cwd=clone)
+    with watching(site) as watched:
+        site.git("pull", "--quiet", "--ff-only", str(clone), "main")
+        assert watched.settle() == ["posts/welcome"]
+
+
+def test_a_commit_that_a_user_drops_is_no_pull(site: Site) -> None:
+    with watching(site) as watched:
+        site.write_post(POST, "committed by hand\n")
+        assert watched.settle() == ["posts/welcome"]
+        site.git("commit", "--quiet", "--all", "--message=By hand")
+        site.write_post("content/posts/other.md", "x\n")
+        watched.settle()
+        site.git("reset", "--quiet", "--hard", "HEAD~1")
+        assert watched.settle() == ["posts/welcome", "posts/other", "posts/welcome"]
 
 
 def test_an_undo_makes_no_second_job(site: Site) -> None:
