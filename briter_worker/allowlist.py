@@ -214,15 +214,19 @@ _CONTROL = r"[\x00-\x1f\x7f-\x9f]"
 
 def _check(declared: str, root: str = "") -> str:
     """Return the path without a trailing slash. Raises PathRefusedError when it is not safe."""
-    path = declared.removesuffix("/")
-    objection = (
-        _objection_to_text(declared)
-        or _objection_to_place(declared, root)
-        or next(filter(None, map(_objection, path.split("/"))), None)
-    )
+    objection = objection_to(declared, root)
     if objection is not None:
         raise PathRefusedError(declared, *objection)
-    return path
+    return declared.removesuffix("/")
+
+
+def objection_to(declared: str, root: str = "") -> Refusal | None:
+    """Return why no path may have this name, whatever is allowed and excluded; None if it may."""
+    return (
+        _objection_to_text(declared)
+        or _objection_to_place(declared, root)
+        or next(filter(None, map(_objection, declared.removesuffix("/").split("/"))), None)
+    )
 
 
 def _objection_to_text(declared: str) -> Refusal | None:

@@ -9,10 +9,11 @@ when it has been gone for a second. One file that cannot be read never delays an
 written by the worker itself, or brought from the remote by a user's `git pull` that the watcher saw. A job is
 written first, and the ledger second, so that a crash in between costs one job without changes, never a save.
 An undo does the same, because its job publishes the files. The worker records the remote's versions before it
-writes them, because no job follows. Nothing but the ledger decides that a file needs no job: no ref, no time
-stamp of a job, and no job in the queue. Equal stat data prove that a file is the ledger's version, as in git's
-index. A new ledger does not know what was left to a job, nor does a ledger that nobody kept meanwhile: there,
-the history names the files of cancelled jobs.
+writes them, because no job follows.
+
+Nothing but the ledger decides that a file needs no job: no ref, no time stamp of a job, and no job in the
+queue. Equal stat data prove that a file is the ledger's version, as in git's index. A new ledger, or one that
+nobody kept for a while, does not know what was left to a job: the history names the files of cancelled jobs.
 
 `kernel` and `tree` say where to look and what is there, `saves` decides which posts to enqueue, and `watcher`
 does so in a loop.

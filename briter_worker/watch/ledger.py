@@ -9,6 +9,8 @@ import sqlite3
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from briter_worker.errors import FixableError
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
@@ -36,6 +38,10 @@ class LedgerDamagedError(Exception):
     """The ledger cannot be read, or it is another program's file."""
 
 
+class LedgerUnusableError(FixableError):
+    """The ledger cannot be read or written now: a full disk, a lock, missing permissions."""
+
+
 class Version(NamedTuple):
     """Content and mode of a file."""
 
@@ -58,13 +64,17 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         """Open the ledger, and create an empty one if there is none. Raises LedgerDamagedError."""
         self._path = path
-        self._connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+        try:
+            self._connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+        except sqlite3.DatabaseError as error:
+            raise _translated(error, path) from error
         try:
             self._prepare()
-            self._inode = path.stat().st_ino
+            status = path.stat()
+            self._inode, self._size = status.st_ino, status.st_size
         except sqlite3.DatabaseError as error:
             self._connection.close()
-            raise _translated(error) from error
+            raise _translated(error, path) from error
         except BaseException:
             self._connection.close()
             raise
@@ -85,10 +95,17 @@ class Ledger:
         self._connection.close()
 
     def is_there(self) -> bool:
-        """Return True if the file that was opened still is the ledger."""
-        with suppress(OSError):
-            return self._path.stat().st_ino == self._inode
-        return False
+        """Return True if the file that was opened still is the ledger. Raises LedgerDamagedError."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return False
+        if status.st_ino != self._inode:
+            return False
+        if status.st_size < self._size:  # SQLite itself only lets it grow
+            raise LedgerDamagedError("it was truncated")
+        self._size = status.st_size
+        return True
 
     def is_filled(self) -> bool:
         """Return True once `fill` has succeeded."""
@@ -138,7 +155,7 @@ class Ledger:
         try:
             return self._connection.execute(statement, values).fetchall()
         except sqlite3.DatabaseError as error:
-            raise _translated(error) from error
+            raise _translated(error, self._path) from error
 
     def _change(
         self,
@@ -154,7 +171,7 @@ class Ledger:
                 self._connection.executemany("DELETE FROM files WHERE folder = ? AND name = ?", gone)
                 self._connection.executemany(_PUT, rows)
         except sqlite3.DatabaseError as error:
-            raise _translated(error) from error
+            raise _translated(error, self._path) from error
 
 
 def record(path: Path, versions: Mapping[str, Version | None]) -> None:
@@ -166,7 +183,7 @@ def record(path: Path, versions: Mapping[str, Version | None]) -> None:
     if not path.exists():
         return
     changes = {name: None if version is None else Known(version) for name, version in versions.items()}
-    with suppress(LedgerDamagedError, OSError), closing(Ledger(path)) as ledger:
+    with suppress(LedgerDamagedError, LedgerUnusableError), closing(Ledger(path)) as ledger:
         if ledger.is_filled():
             ledger.put(changes)
 
@@ -177,13 +194,14 @@ def remove(path: Path) -> None:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
-def _translated(error: sqlite3.DatabaseError) -> Exception:
+def _translated(error: sqlite3.DatabaseError, path: Path) -> Exception:
     """Return what an error of SQLite means: damage, or trouble that may pass."""
     code = getattr(error, "sqlite_errorcode", None)
     if isinstance(error, sqlite3.OperationalError) and (code is None or code & 0xFF not in _DAMAGE):
         if "no such table" in str(error):
             return LedgerDamagedError(str(error))
-        return OSError(f"the ledger of watch cannot be used: {error}")
+        fix = f"free disk space, or let the worker's user write {path}"
+        return LedgerUnusableError(f"the ledger of watch cannot be used: {error}", fix)
     return LedgerDamagedError(str(error))
 
 

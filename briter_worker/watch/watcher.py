@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import filelock
 
-from briter_worker.allowlist import PathRefusedError, is_inside, normalized, parents
-from briter_worker.errors import FailureCode, PublishError, describe, failure_of, one_line
+from briter_worker.allowlist import PathRefusedError, is_inside, normalized, objection_to, parents
+from briter_worker.errors import FailureCode, FixableError, PublishError, describe, failure_of, one_line
 from briter_worker.git.folders import Folders
 from briter_worker.git.index import hash_files
 from briter_worker.git.repository import LINK, SUBMODULE, blob_of
@@ -224,7 +224,7 @@ class PostWatcher:
         self.repository.git.end_begun()
         self._close_ledger()
         self.look_everywhere()
-        failure = failure_of(error)
+        failure = error if isinstance(error, FixableError) else failure_of(error)
         self._warn_once(f"changes cannot be watched: {failure.message}. Watch tries again", failure.fix)
         deadline = time.monotonic() + _RETRY_S
         while not is_stopping() and time.monotonic() < deadline:
@@ -354,10 +354,10 @@ class PostWatcher:
     def _open_ledger(self, now: float, *, has_order: bool) -> bool:
         """Return True if the ledger can be used. Fill it from the remote's tip if it is new."""
         path = self._state / LEDGER_NAME
-        if self._ledger is not None and not self._ledger.is_there():
-            self._close_ledger()
-            self._was_lost = True
         try:
+            if self._ledger is not None and not self._ledger.is_there():
+                self._close_ledger()
+                self._was_lost = True
             if self._ledger is None:
                 self._ledger = Ledger(path)
             if self._ledger.is_filled() and not has_order:
@@ -469,6 +469,12 @@ class PostWatcher:
                 return  # another branch's files may have been read: the next step looks again
             self._enqueue(changed, wall)
 
+    def _name_unpublishable(self, path: str) -> None:
+        """Report a file that no job may publish because of its name. Excluded files are nobody's mistake."""
+        if (objection := objection_to(path)) is not None:
+            text = f"{one_line(path)} cannot be published: {objection.text}. The other posts are not affected"
+            self._warn_once(text, "rename the file")
+
     def _is_allowed(self, path: str) -> bool:
         try:
             self.allowlist.resolve(path)
@@ -485,6 +491,7 @@ class PostWatcher:
             for path in sorted(due):  # folder by folder
                 if not self._is_allowed(path):
                     del self._pending[path]
+                    self._name_unpublishable(path)
                     continue
                 each = self._pending[path]
                 is_patient = each.writer is not Writer.CLOSED or now - each.last < LONGEST_STILL_S

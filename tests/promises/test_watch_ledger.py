@@ -8,15 +8,16 @@ import shutil
 import sqlite3
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from sites import Site, eventually
+from sites import Site, eventually, lines_of
 from watching import watching
 
 from briter_worker.watch.kernel import has_remote_folders
-from briter_worker.watch.ledger import Ledger, Version, record
+from briter_worker.watch.ledger import Ledger, Version, record, remove
 from briter_worker.watch.tree import Tree
 
 if TYPE_CHECKING:
@@ -529,6 +530,43 @@ def _damage(ledger: Path, damage: str) -> None:
         connection = sqlite3.connect(ledger)
         connection.execute("CREATE TABLE theirs (a)")
         connection.close()
+
+
+def test_a_ledger_that_is_truncated_while_watching_is_rebuilt(site: Site) -> None:
+    with watching(site) as watched:
+        ledger = site.worktree / ".git/briter/watch.db"
+        os.truncate(ledger, 0)
+        site.write_post(POST, "edited\n")
+        assert watched.settle() == ["posts/welcome"]
+        assert sum("rebuilt" in text for text in watched.warnings) == 1
+        record(ledger, {POST: Version("0" * 40)})  # waits for no lock of a damaged file
+        with closing(Ledger(ledger)) as found:
+            assert found.known([POST])[POST].version.blob == "0" * 40
+
+
+def test_a_folder_in_the_place_of_the_ledger_is_named_with_its_cause(site: Site) -> None:
+    ledger = site.worktree / ".git/briter/watch.db"
+    with watching(site):
+        pass
+    remove(ledger)
+    ledger.mkdir()
+    with site.running("watch") as worker:
+        said = next(entry for entry in lines_of(worker) if entry["level"] == "warning")
+        assert "the ledger of watch cannot be used: unable to open database file" in said["error"]
+        assert str(ledger) in said["fix"]
+
+
+@pytest.mark.parametrize("name", ["back\\slash.md", "line\nend.md", b"latin-\xe9.md"])
+def test_a_file_whose_name_cannot_be_published_is_named_once(site: Site, name: str | bytes) -> None:
+    folder = os.fsencode(site.worktree / "content/posts")
+    with watching(site) as watched:
+        for text in ("x\n", "y\n"):
+            Path(os.fsdecode(os.path.join(folder, os.fsencode(name)))).write_text(text)  # noqa: PTH118 - bytes
+            site.write_post("content/posts/other.md", text)
+            watched.settle()
+        assert watched.saved[-1][0] == "posts/other"
+        (warning,) = watched.warnings
+        assert "cannot be published" in warning
 
 
 def test_damage_that_shows_while_watching_is_rebuilt(site: Site) -> None:
