@@ -244,32 +244,58 @@ class SubmittedCopies:
             raise PublishError.from_os("the posts' files cannot be written", error) from error
         finally:
             git.worktree = None
-        paths = saves.files.keys() | {path for each in staged.values() for path in each.changes}
-        published, known = self._payloads.published(paths), self._store.bases(paths)
+        paths = set(saves.files).union(*(each.changes for each in staged.values()))
+        published = self._payloads.published(paths)
+        known = self._store.bases(paths)
         for key, each in staged.items():
             files = payloads[key].files if key in payloads else ()
-            left = each.rejected.keys() | each.changes.keys() | each.withheld.keys()
-            each.changes = {
-                path: change
-                for path, change in each.changes.items()
-                if saves.is_wanted(path, published.get(path), is_known=path in known)
-            }
-            each.missing = [path for path in each.missing if not self._came_with(key, each.places[path])]
-            each.unchanged = {
-                file.path: file.blob
-                for file in files
-                if file.path not in left
-                and saves.files[file.path].blob == file.blob
-                and not _is_older(file, published.get(file.path))
-            }
-            for file in files:
-                version, base = published.get(file.path), known.get(file.path)
-                is_outdated = version and version.outdated_by and _is_older(saves.files[file.path], version)
-                if version and is_outdated and (base is None or base.blob != file.blob):
-                    each.failure, each.changes = _outdated(file, version, base), {}
-            if key in refused:
-                each.failure, each.changes = refused[key], {}
+            self._leave_out_others(key, each, files, published, known)
+            failure = refused.get(key) or self._find_outdated(files, published, known)
+            if failure is not None:
+                each.failure = failure
+                each.changes = {}
         return staged
+
+    def _leave_out_others(
+        self,
+        key: str,
+        staged: Staged,
+        files: Sequence[SubmittedFile],
+        published: Mapping[str, PublishedVersion],
+        known: Mapping[str, BaseVersion],
+    ) -> None:
+        """Leave out changes that are not the CMS's, or older than what is published; note unchanged files."""
+        decided = staged.rejected.keys() | staged.changes.keys() | staged.withheld.keys()
+        staged.changes = {
+            path: change
+            for path, change in staged.changes.items()
+            if self._saves.is_wanted(path, published.get(path), is_known=path in known)
+        }
+        staged.missing = [path for path in staged.missing if not self._came_with(key, staged.places[path])]
+        staged.unchanged = {}
+        for file in files:
+            is_newest_save = self._saves.files[file.path].blob == file.blob
+            is_older = _is_older(file, published.get(file.path))
+            if file.path not in decided and is_newest_save and not is_older:
+                staged.unchanged[file.path] = file.blob
+
+    def _find_outdated(
+        self,
+        files: Sequence[SubmittedFile],
+        published: Mapping[str, PublishedVersion],
+        known: Mapping[str, BaseVersion],
+    ) -> Failure | None:
+        """Return the failure of a job if the remote has a later version of one of its files."""
+        failure = None
+        for file in files:
+            version = published.get(file.path)
+            if version is None or not version.outdated_by:
+                continue
+            base = known.get(file.path)
+            is_on_remote = base is not None and base.blob == file.blob
+            if _is_older(self._saves.files[file.path], version) and not is_on_remote:
+                failure = _outdated(file, version, base)
+        return failure
 
     def _came_with(self, key: str, place: str) -> bool:
         """Return True if the job says what is at the path: a content, a deletion, or a complete folder."""

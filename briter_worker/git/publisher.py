@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from briter_worker.git.commits import RemoteCommit
+    from briter_worker.git.folders import Staged
     from briter_worker.git.payloads import SubmittedCopies
     from briter_worker.git.refs import Move
     from briter_worker.git.repository import Repository
@@ -64,7 +65,7 @@ class Tip(NamedTuple):
     expect: str | None
     """The remote's tip as last seen; None if the remote has no branch yet."""
     first: str
-    """The tip of this publication's first try: a version that its author does not name is of that."""
+    """The tip at the first try of this publication: a file without a named base is an edit of this commit."""
 
 
 class _Built(NamedTuple):
@@ -75,6 +76,26 @@ class _Built(NamedTuple):
     unchanged: list[Item]
     conflicts: list[tuple[Item, list[str]]]
     """Items that conflict, with the paths."""
+
+
+def _outcome_without_commit(
+    item: Item,
+    newly_scheduled: Collection[str],
+    check: Callable[[str, Sequence[Change]], Outcome | None],
+) -> Outcome | None:
+    """Return the outcome of a claim that gets no commit, and why; None if the claim is to be built."""
+    if item.staged.failure:
+        return item.outcome(Result.FAILED, failure=item.staged.failure)
+    released = item.outcome(Result.RELEASED)
+    files = item.staged.changes
+    for path in files:
+        if any(is_inside(folder, path) for folder in newly_scheduled):
+            return released
+    changes = [Change(path, file.mode if file else "", blob_of(file)) for path, file in files.items()]
+    outcome = check(item.claim.key, changes)
+    if outcome is None:
+        return None
+    return outcome._replace(rejected_paths=released.rejected_paths)
 
 
 @dataclass(eq=False, repr=False)
@@ -96,7 +117,7 @@ class GitPublisher:
 
     def __post_init__(self) -> None:
         self._built: dict[str, list[FileChange]] = {}
-        """What the commits changed that were built last."""
+        """Changes of the batch that was built last, by commit."""
         self._unfollowed: dict[str, tuple[Plan, str]] = {}
         """Plans that landed in the tip beside them, which this side has no place to remember."""
         self._conflicts = Conflicts(self._repository, self.bases, self.identity, self.copies.read)
@@ -239,13 +260,8 @@ class GitPublisher:
             fix = "check the filters of its files (git check-attr filter), or raise BRITER_GIT_TIMEOUT_MS"
             slow = Failure(error.code, f"the files could not be read: {error.message}", fix)
             raise SlowBatchError(slow) from error
-        paths = {path for each in staged.values() for path in each.changes}
-        bases = self.copies.bases(paths, tip.commit) if paths else {}
-        if tip.commit not in (tip.first, self._repository.ref(self._repository.branch_ref)):
-            # What comes without a base is of the first tip; but a job may delete what only the new one has.
-            entries = self._repository.entries(tip.first, paths)
-            saved = {path for each in staged.values() for path, file in each.changes.items() if file}
-            bases = {path: Base.of(entries.get(path)) for path in saved | entries.keys()} | dict(bases)
+        paths = set[str]().union(*(each.changes for each in staged.values()))
+        bases = self._find_bases(paths, staged.values(), tip)
         self._conflicts.load(paths, tip.commit)
         self.copies.find_stashed(claims, staged, tip.commit)
         self.copies.find_unresolved(claims, staged)
@@ -257,18 +273,27 @@ class GitPublisher:
             edits = (Edit(path, file, bases.get(path)) for path, file in files.items())
             rebased = tuple(self._conflicts.rebase(edit, claim) for edit in edits)
             item = Item(claim, staged[claim.key], rebased)
-            changes = [Change(path, file.mode if file else "", blob_of(file)) for path, file in files.items()]
-            released = item.outcome(Result.RELEASED)
-            if failure := item.staged.failure:
-                outcomes.append(item.outcome(Result.FAILED, failure=failure))
-            elif any(is_inside(folder, path) for path in files for folder in newly_scheduled):
-                outcomes.append(released)
-            elif outcome := check(claim.key, changes):
-                outcomes.append(outcome._replace(rejected_paths=released.rejected_paths))
-            else:
+            outcome = _outcome_without_commit(item, newly_scheduled, check)
+            if outcome is None:
                 items.append(item)
+            else:
+                outcomes.append(outcome)
         self._repository.check_unmoved()
         return items, outcomes
+
+    def _find_bases(self, paths: Collection[str], staged: Collection[Staged], tip: Tip) -> Mapping[str, Base]:
+        """Return the versions that the changed files are edits of, as far as they are known."""
+        known = self.copies.bases(paths, tip.commit) if paths else {}
+        if tip.commit in (tip.first, self._repository.ref(self._repository.branch_ref)):
+            return known
+        # A file without a base is an edit of the first tip's; but a job may delete what only the new tip has.
+        entries = self._repository.entries(tip.first, paths)
+        found = {path: Base.of(entry) for path, entry in entries.items()}
+        for each in staged:
+            for path, file in each.changes.items():
+                if file is not None:
+                    found.setdefault(path, Base.of(None))
+        return found | dict(known)
 
     def _build(self, items: Sequence[Item], tip: Tip, now: float) -> _Built:
         """Merge the items into the tip, one after another, and write their commits onto a private ref."""

@@ -13,6 +13,7 @@ import tempfile
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -223,25 +224,20 @@ class _Batch:
         self._keep_modes = self._git.config("core.fileMode", "true").lower() in ("false", "no", "off", "0")
 
     def stage(self, claims: Sequence[Claim], scheduled: Mapping[str, float]) -> dict[str, Staged]:
+        """Return what each claim changes, by its key, with the contents."""
         batch = {claim.key: self._expand(claim) for claim in claims}
-        if files := dict.fromkeys(path for staged in batch.values() for path in staged.files):
-            self._has_attributes = _has_rules(self._git, files, ".gitattributes")
-            if self._has_attributes:
-                self._git.begin(*_CHECK_ATTRIBUTES, stdin=nul_lines(files))  # while the tree is read
-        self._tree = self._read_tree({path for staged in batch.values() for path in staged.places.values()})
-        held = {normalized(path): at for path, at in scheduled.items()}
+        self._start_attribute_check(batch.values())
+        places = set[str]().union(*(staged.places.values() for staged in batch.values()))
+        self._tree = self._read_tree(places)
+        scheduled = {normalized(path): at for path, at in scheduled.items()}
         for claim in claims:
             staged = batch[claim.key]
             staged.compare(self._tree, self._staging.allowlist)
-            staged.withhold(held, claim.job.paths_of_programs)
-        self._of_watch = {
-            place
-            for claim in claims
-            if claim.job.made_by is Program.WATCH
-            for place in batch[claim.key].places.values()
-        }
+            staged.withhold(scheduled, claim.job.paths_of_programs)
+            if claim.job.made_by is Program.WATCH:
+                self._of_watch.update(staged.places.values())
         self._drop_ignored(batch.values())
-        self._await_return({path for staged in batch.values() for path in staged.gone})
+        self._await_return(set[str]().union(*(staged.gone for staged in batch.values())))
         self._read_files(batch.values())
         for claim in claims:
             self._finish(batch[claim.key], claim.job.paths)
@@ -278,6 +274,15 @@ class _Batch:
             staged.gone = {path: None for path in staged.gone if path not in skipped}
             staged.ignore(sorted(ignored & staged.files.keys()), IGNORED)
             staged.reject_barren(self._tree)
+
+    def _start_attribute_check(self, batch: Iterable[Staged]) -> None:
+        """Have git look for attributes of the files, if there are any, while the tree is read."""
+        files = dict.fromkeys(chain.from_iterable(staged.files for staged in batch))
+        if not files:
+            return
+        self._has_attributes = _has_rules(self._git, files, ".gitattributes")
+        if self._has_attributes:
+            self._git.begin(*_CHECK_ATTRIBUTES, stdin=nul_lines(files))
 
     # Their contents
 
@@ -345,9 +350,9 @@ class _Batch:
         self._staging.progress("stage", len(paths), len(paths))
 
     def _keep(self, file: Entry) -> None:
-        """Keep a file's content in memory, or have the repository keep all of them if they are too many.
+        """Keep a file's content in memory; store all kept contents in the repository once they are too large.
 
-        What is stored is what was read; a file that has changed since is read again, and stored again.
+        The repository gets the contents that were read. A file that changes later is read and stored again.
         """
         if file.content is None:
             return
@@ -357,7 +362,8 @@ class _Batch:
             write_blobs(self._git, (each.content for each in self._kept if each.content is not None))
             for each in self._kept:
                 each.content = None
-            self._kept, self._kept_bytes = [], 0
+            self._kept.clear()
+            self._kept_bytes = 0
 
     def _find_filtered(self, paths: Collection[str]) -> None:
         if self._git.config("core.autocrlf").lower() in ALL_TEXT:
