@@ -364,12 +364,20 @@ class World:
         self._cms.save("new")
         save = self._ledger.saves[-1]
         if self._is_watched:
-            # The worker compares all files when it starts: once this one is on the remote, all have jobs.
+            # The worker compares all files when it starts: once this one is on the remote, all that are there
+            # have jobs. A file that is gone has one a second later.
             with self._log.open("ab") as log, self._worker(log, {}, "--watch") as worker:
                 eventually(lambda: self._site.remote_file(save.paths[0]) is not None, within=60)
+                eventually(lambda: not self._undeleted(), within=60)
                 worker.terminate()
                 worker.wait()
         time.sleep(max(0.0, save.held_until - time.time()))
+
+    def _undeleted(self) -> list[str]:
+        """Return the posts that the remote still has although the CMS has deleted them."""
+        posts = {path for save in self._ledger.saves for path in save.paths}
+        gone = [path for path in posts if not (self._site.worktree / path).exists()]
+        return [path for path in gone if self._site.remote_file(path) is not None]
 
     def _drain(self) -> None:
         for _ in range(_RUNS):
