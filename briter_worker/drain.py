@@ -239,6 +239,8 @@ class _Batch:
         self._contexts: dict[str, ExitStack] = {}
         self._leftover_at: dict[str, float] = {}
         """By claim key: when the part of the job that is not published is tried again."""
+        self._cancelled_rests: list[Claim] = []
+        """Claims that were published in part, and whose rest is cancelled."""
 
     def start(self) -> None:
         """Emit the start of each attempt, and enter the contexts that plugins put around it."""
@@ -300,6 +302,7 @@ class _Batch:
         if finished:
             receipts = [self._receipt(self.open[each.outcome.key], each) for each in finished]
             self._drain.emit.deliver(receipts, partial(self._acknowledge, finished))
+        self._emit_cancelled_rests()
         for outcome in known.values():
             claim = self.open[outcome.key]
             if outcome.result is Result.FAILED:
@@ -393,9 +396,17 @@ class _Batch:
         """Keep the job for what its commit lacks."""
         at = self._leftover_at[claim.key]
         is_kept = self._drain.queue.acknowledge_part(claim, outcome, leftover, at=at)
-        if is_kept and leftover.retry_at is None:
+        if not is_kept:
+            self._cancelled_rests.append(claim)
+        elif leftover.retry_at is None:
             self.counts.failed += 1
             self.failed_ids.add(claim.job.id)
+
+    def _emit_cancelled_rests(self) -> None:
+        """Emit which jobs were cancelled during the push of a part of them, after the part's own outcome."""
+        for claim in self._cancelled_rests:
+            self._emit_cancelled(claim)
+        self._cancelled_rests.clear()
 
     def _leftover_time(self, claim: Claim, leftover: Leftover) -> float:
         deferred = Outcome(claim.key, Result.FAILED, failure=leftover.failure, retry_at=leftover.retry_at)

@@ -212,6 +212,19 @@ def test_a_cancel_during_the_push_comes_too_late_and_says_so(site: Site) -> None
     assert site.jobs() == []
 
 
+def test_a_cancel_during_the_push_of_a_part_ends_the_wait_for_the_rest_and_says_so(site: Site) -> None:
+    site.write_post("content/posts/a.md", "a\n")
+    site.save("a", ["content/posts/a.md", "content/posts/later.png"])
+    with push_held(site) as let_go:
+        site.command("cancel", "a")
+        events = let_go()
+    outcomes = [each for each in events if each.get("slug") == "a" and each["event"] != "start"]
+    assert [each["event"] for each in outcomes] == ["published", "cancelled"]
+    assert site.jobs() == []
+    receipts = site.command("history", "--json").json()
+    assert [each["outcome"] for each in receipts] == ["cancelled", "published"]
+
+
 def test_a_save_behind_the_push_can_be_cancelled_and_stays_cancelled(site: Site) -> None:
     save(site, "a")
     with push_held(site) as let_go:
