@@ -11,7 +11,7 @@ import os
 import stat
 import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
@@ -154,9 +154,19 @@ class WorkTreeCopies(Checkout):
         for stash in list_stashes(self.repository.git, min(since.values())):
             there = self.repository.entries(tip, stash.versions.keys())
             differing = [path for path, blob in stash.versions.items() if blob != blob_of(there.get(path))]
+            differing = self._publishable(differing, there)
             for claim in unchanged:
                 if int(since[claim.key]) <= stash.made_at:
                     staged[claim.key].note_stashed(differing, stash.name)
+
+    def _publishable(self, paths: Sequence[str], tree: Mapping[str, Entry]) -> list[str]:
+        """Return the paths that a job may publish: `git stash --all` takes excluded and ignored files."""
+        found = []
+        for path in paths:
+            with suppress(PathRefusedError):
+                found.append(self._staging.allowlist.resolve(path))
+        ignored = ignored_paths(self.repository.git, [path for path in found if path not in tree])
+        return [path for path in found if path not in ignored]
 
     def find_unresolved(self, claims: Sequence[Claim], staged: Mapping[str, Staged]) -> None:
         """Leave out the changed files into which git has written a conflict since the save.

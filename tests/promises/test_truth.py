@@ -456,6 +456,16 @@ def test_a_stash_from_before_the_save_or_of_another_file_delays_nothing(site: Si
     assert site.jobs() == []
 
 
+def test_a_stash_of_what_is_never_published_delays_nothing(site: Site) -> None:
+    site.write_post(".gitignore", "storage/\n*.tmp\n")
+    site.commit_all()
+    site.write_post("content/posts/a.tmp", "ignored")
+    site.write_post("content/posts/.DS_Store", "excluded")
+    site.save("a", ["content/posts/"])
+    site.git("stash", "--all", "--", "content")
+    only(site.run_once(), "nochange")
+
+
 def test_a_dropped_stash_ends_the_wait(site: Site) -> None:
     site.write_post("content/posts/welcome.md", "saved\n")
     site.save("a", ["content/posts/welcome.md"])
