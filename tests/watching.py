@@ -29,6 +29,8 @@ class Watching:
 
     site: Site
     sees_events: bool = True
+    backstop: float = 600.0
+    """Seconds of real time between looks at everything, beside the events."""
     saved: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
     """Slug, and the files as they were when the job was written."""
     warnings: list[str] = field(default_factory=list)
@@ -39,7 +41,8 @@ class Watching:
         assert self.watcher.acquire()
         self._source: Source | None = None
         if self.sees_events:
-            self._source = KernelEvents(self.site.worktree, self.watcher.allowlist.folders)
+            folders = self.watcher.allowlist.folders
+            self._source = KernelEvents(self.site.worktree, folders, self.backstop)
         self.watcher.look_everywhere()
 
     def _emit(self, event: events.Event) -> None:
@@ -81,8 +84,8 @@ class Watching:
 
 
 @contextmanager
-def watching(site: Site, *, sees_events: bool = True) -> Iterator[Watching]:
+def watching(site: Site, *, sees_events: bool = True, backstop: float = 600.0) -> Iterator[Watching]:
     """Watch the site, from a comparison with the ledger on."""
-    with closing(Watching(site, sees_events=sees_events)) as found:
+    with closing(Watching(site, sees_events=sees_events, backstop=backstop)) as found:
         found.settle()
         yield found

@@ -31,6 +31,11 @@ _REMOTE_TYPES = frozenset(
 """File systems on which other machines write, whose changes the kernel does not report."""
 _LEAF_LINKS = 2
 """Its name above, and its own `.`; file systems that do not count links say 1."""
+_BACKSTOP_S = 600.0
+"""So often everything is looked at where the kernel reports changes: it does not report all of them.
+
+Of a write through another hard link, and of a mount over a folder, there is no event.
+"""
 _MOUNTS = "/proc/self/mountinfo"
 
 
@@ -88,10 +93,10 @@ class Poll:
 class KernelEvents:
     """The kernel's events of some folders and all folders below them."""
 
-    def __init__(self, root: Path, folders: Sequence[str], interval: float | None = None) -> None:
+    def __init__(self, root: Path, folders: Sequence[str], interval: float = _BACKSTOP_S) -> None:
         """Watch from now on. Raises OSError where the kernel offers no events, or no more of them.
 
-        With an `interval`, everything is looked at that often besides: other machines write there, too.
+        Every `interval` seconds, everything is looked at besides.
         """
         self._root = root
         self._folders = folders
@@ -100,7 +105,7 @@ class KernelEvents:
         """Files that were written, and not closed since."""
         self._moved_open: set[int] = set()
         """The cookies of their renames."""
-        self._poll = Poll(interval) if interval is not None else None
+        self._poll = Poll(interval)
         self._inotify = INotify()
         try:
             for folder in folders:
@@ -120,8 +125,9 @@ class KernelEvents:
         look = Look()
         for event in self._inotify.read(timeout=round(seconds * 1000)):
             self._note(event.wd, event.mask, event.cookie, event.name, look)
-        if self._poll is not None:
-            look.is_everything |= self._poll.wait(0).is_everything
+        if self._poll.wait(0).is_everything:
+            look.is_everything = True
+            self._watch_all()  # a mount may have taken the place of a folder
         return look
 
     def _note(self, number: int, mask: int, cookie: int, name: str, look: Look) -> None:
@@ -130,8 +136,7 @@ class KernelEvents:
             self._open.clear()
             # Folders may have been made of which no event tells.
             look.folders.update(self._folders)
-            for folder in self._folders:
-                self._watch(folder)
+            self._watch_all()
             return
         place = self._watched.get(number)
         if place is None:
@@ -189,6 +194,10 @@ class KernelEvents:
                     self._add(above)
                 self._watch(folder)
 
+    def _watch_all(self) -> None:
+        for folder in self._folders:
+            self._watch(folder)
+
     def _watch(self, top: str) -> None:
         """Watch a folder and all below it."""
         todo = [top]
@@ -221,7 +230,7 @@ def open_source(
 ) -> Source:
     """Return the kernel's events, or a poll where there are none. `warn` is told why, with the fix."""
     try:
-        return KernelEvents(root, folders, interval if has_remote_folders(root, folders) else None)
+        return KernelEvents(root, folders, interval if has_remote_folders(root, folders) else _BACKSTOP_S)
     except OSError as error:
         warn(
             f"watch polls every {interval:g} s, as the kernel reports no changes: {_reason(error)}",

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from requirements import small
 from sites import Site, eventually, lines_of
 from watching import watching
 
-from briter_worker.watch.kernel import has_remote_folders
+from briter_worker.watch.kernel import KernelEvents, has_remote_folders
 from briter_worker.watch.ledger import Ledger, Version, record, remove
 from briter_worker.watch.tree import Tree
 
@@ -596,6 +597,23 @@ def test_a_poll_finds_what_the_kernel_reports(site: Site) -> None:
             "posts/new": "Rename posts/old to posts/new",
             "posts/trip": None,
         }
+
+
+def test_a_write_of_which_the_kernel_reports_nothing_is_found_by_the_next_comparison(site: Site) -> None:
+    outside = site.root / "outside.md"
+    os.link(site.worktree / POST, outside)
+    with watching(site, backstop=0) as watched:
+        outside.write_text("through the other name\n")
+        assert watched.settle() == ["posts/welcome"]
+
+
+def test_a_file_system_mounted_over_a_folder_is_watched_from_the_next_comparison_on(tmp_path: Path) -> None:
+    folder = tmp_path / "content"
+    folder.mkdir()
+    with closing(KernelEvents(tmp_path, ["content"], interval=0)) as source, small(folder, size="1m"):
+        assert source.wait(0).is_everything
+        (folder / "new.md").write_text("x\n")
+        assert "content/new.md" in source.wait(1).paths
 
 
 @pytest.mark.parametrize(
