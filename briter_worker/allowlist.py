@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from briter_worker.errors import UsageError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
     from pathspec import GitIgnoreSpec
 
@@ -201,6 +201,14 @@ def is_inside(folder: str, path: str) -> bool:
 def parents(path: str) -> Iterator[str]:
     """Yield the folders above a path, topmost first."""
     return (path[:i] for i, c in enumerate(path) if c == "/")
+
+
+def nearest(path: str, places: Container[str]) -> str | None:
+    """Return the path, or the nearest folder above it, that is one of the places; None if none of them is."""
+    for each in (path, *reversed([*parents(path)])):
+        if each in places:
+            return each
+    return None
 
 
 def is_safe_to_check_out(path: str) -> bool:

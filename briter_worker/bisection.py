@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from briter_worker.ports import Claim
 
 _MAX_TIMEOUTS = 3
-"""So many time-outs a drain are spent on the search for a slow post: each takes minutes."""
+"""Time-outs that one drain accepts while it searches for a slow post; each takes minutes."""
 _NAMED = 3
 _SHORT = 3
-"""A name of fewer letters is part of other words."""
+"""Shorter names are replaced as whole words only: they are part of other words."""
 
 
 class Verdict(NamedTuple):

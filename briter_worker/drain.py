@@ -318,10 +318,10 @@ class _Batch:
                 self._call_safely(claim.job.slug, after)
 
     def _judge(self, outcomes: Sequence[Outcome]) -> list[Judgement]:
-        """Decide what becomes of what the jobs declare and their commits lack.
+        """Return for each outcome whether its job is done, has failed, or waits for declared paths.
 
-        A path that git does not know may be of an earlier save, of which there is a receipt. The remote's
-        history comes last: to read it takes long.
+        A missing path may be of an earlier save, which a receipt shows. Only paths without a receipt are
+        looked up in the remote's history, all at once: git reads the history for long.
         """
         unsure: dict[str, list[str]] = {}
         for outcome in outcomes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from briter_worker.allowlist import normalized, parents
+from briter_worker.allowlist import nearest, normalized
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.ports import Leftover, Result
 
@@ -35,23 +35,33 @@ def judge(job: Job, outcome: Outcome, missing: Sequence[str], *, is_last_attempt
     """Return what becomes of a published or unchanged claim. `missing`: the paths that nobody ever had."""
     in_stash = set(_covering(job.paths, outcome.stashed))
     missing = [path for path in missing if path not in in_stash]
-    is_given_up = is_last_attempt or job.missing_attempts >= MISSING_RETRIES
-    if missing and not is_given_up:
-        failure, retry_at = _missing(missing), None
-    elif outcome.stashed:
-        failure, retry_at = _stashed(outcome), 0.0
-    elif outcome.withheld:
-        failure, retry_at = _withheld(outcome), min(outcome.withheld.values())
-    else:
+    are_given_up = is_last_attempt or job.missing_attempts >= MISSING_RETRIES
+    expected: Sequence[str] = () if are_given_up else missing
+    reason = _reason_to_wait(outcome, expected)
+    if reason is None:
         return _judge_final(job, outcome, missing)
-    left = [] if is_given_up else [*missing]
-    left += _covering(job.paths, [*outcome.stashed, *outcome.withheld])
-    given_up = tuple(missing) if is_given_up else ()
-    outcome = outcome._replace(rejected_paths=(*outcome.rejected_paths, *given_up))
+    failure, retry_at = reason
+    if are_given_up:
+        outcome = outcome._replace(rejected_paths=(*outcome.rejected_paths, *missing))
     if outcome.result is Result.UNCHANGED:
         failed = outcome._replace(result=Result.FAILED, failure=failure, retry_at=retry_at)
         return Judgement(failed)
+    left = [*expected, *_covering(job.paths, [*outcome.stashed, *outcome.withheld])]
     return Judgement(outcome, Leftover(failure, tuple(dict.fromkeys(left)), retry_at))
+
+
+def _reason_to_wait(outcome: Outcome, expected: Sequence[str]) -> tuple[Failure, float | None] | None:
+    """Return why and until when a job stays in the queue, as `Leftover` has it; None if the job is done.
+
+    `expected`: missing paths that may still come.
+    """
+    if expected:
+        return _missing(expected), None
+    if outcome.stashed:
+        return _stashed(outcome), 0.0
+    if outcome.withheld:
+        return _withheld(outcome), min(outcome.withheld.values())
+    return None
 
 
 def _judge_final(job: Job, outcome: Outcome, missing: Sequence[str]) -> Judgement:
@@ -76,8 +86,8 @@ def _judge_final(job: Job, outcome: Outcome, missing: Sequence[str]) -> Judgemen
 def _covering(declared: Iterable[str], files: Iterable[str]) -> list[str]:
     """Return for each file the most specific declared path that is the file or a folder above it."""
     places = {normalized(path): path for path in declared}
-    lineages = ((file, *reversed([*parents(file)])) for file in files)
-    return [next(places[each] for each in lineage if each in places) for lineage in lineages]
+    found = (nearest(file, places) for file in files)
+    return [places[place] for place in found if place is not None]
 
 
 def _missing(paths: Sequence[str]) -> Failure:

@@ -33,7 +33,7 @@ class Claim(NamedTuple):
     attempt: int
     """The running attempt, counted from 1 and stored durably before the work started."""
     alone: bool = False
-    """The job is (for a recovered claim: was) published alone, so that a crash is to blame on it."""
+    """True if the batch has (or had, before a crash) only this job; the crash then counts against the job."""
     odd_keys: tuple[tuple[str, str], ...] = ()
     """Keys of the job that look like keys of the contract's table, each with the right spelling."""
 

@@ -23,7 +23,7 @@ _GRACE_S = 2.0
 _STEP_S = 0.1
 """Seconds between two looks at the limits of running commands."""
 _LOOKS = 8
-"""So often, within the limit without progress, a command is asked for its progress: each look reads /proc."""
+"""Checks of a command's progress within the limit without progress; each check reads /proc."""
 _MAX_PAUSE_S = 5.0
 _PIECE = 1 << 16
 _KEPT_ERROR_BYTES = 64_000

@@ -124,13 +124,17 @@ def write_commit(
 
     Raises PublishError: SIGNING where the signer's key cannot be used.
     """
-    options = ["-c", f"i18n.commitEncoding={encoding}"]
     variables: dict[str, str] = {}
     for role, line in zip(("AUTHOR", "COMMITTER"), people, strict=True):
         variables |= _ident_variables(role, recorded_person(git, line))
-    options += signer.options(git.state_dir) if signer else []
-    parents, sign = ["-p", parent] if parent else [], [f"-S{signer.key}"] if signer else []
-    command = (*options, "commit-tree", *sign, *parents, tree)
+    key_settings: Sequence[str] = ()
+    key_option: Sequence[str] = ()
+    if signer is not None:
+        key_settings = signer.options(git.state_dir)
+        key_option = (f"-S{signer.key}",)
+    parents = ("-p", parent) if parent else ()
+    settings = ("-c", f"i18n.commitEncoding={encoding}", *key_settings)
+    command = (*settings, "commit-tree", *key_option, *parents, tree)
     try:
         status, out, said = git.attempt(*command, stdin=message, env=variables)
     except PublishError as error:
@@ -141,7 +145,8 @@ def write_commit(
     if status == 0:
         return out.decode().strip()
     if signer is not None:
-        said += signer.report(git.state_dir) if "failed to sign" in said else ""
+        if "failed to sign" in said:
+            said += signer.report(git.state_dir)
         if failure := messages.from_signing(said):
             raise failure
     raise git.failure(["commit-tree"], said, status)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from briter_worker.allowlist import PathRefusedError, Refusal, is_inside, parents
+from briter_worker.allowlist import PathRefusedError, Refusal, is_inside, nearest, parents
 from briter_worker.errors import OS_FIXES, FailureCode, PublishError, os_error_fix, os_error_text
 from briter_worker.git.leases import is_open_for_writing
 from briter_worker.git.repository import FOLDER, SUBMODULE
@@ -281,10 +281,10 @@ class Staged:
         places = {place for declared, place in self.places.items() if declared not in of_programs}
         for paths in (self.files, self.gone):
             for path in list(paths) if scheduled else ():
-                lineage = (path, *reversed([*parents(path)]))
-                theirs = next((each for each in lineage if each in scheduled), None)
-                ours = next((each for each in lineage if each in places), "")
-                if theirs is not None and len(theirs) >= len(ours) and ours != path:
+                theirs = nearest(path, scheduled)
+                ours = nearest(path, places) or ""
+                is_more_specific = ours == path or (theirs is not None and len(ours) > len(theirs))
+                if theirs is not None and not is_more_specific:
                     self.withheld[path] = scheduled[theirs]
                     del paths[path]
 
@@ -322,7 +322,7 @@ class Staged:
             if path not in self.rejected and place not in present and tree.get(place) is None:
                 self.missing.append(path)
 
-    def reject_barren(self, tree: Tree) -> None:
+    def reject_empty_folders(self, tree: Tree) -> None:
         """Reject a folder in which everything is rejected or ignored."""
         left_out = {**self.rejected, **self.ignored}
         for folder in self.folders:

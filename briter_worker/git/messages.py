@@ -201,7 +201,7 @@ def name_of(command: Sequence[str]) -> str:
 def from_git(command: Sequence[str], text: str) -> PublishError:
     """Return the failure that git's text stands for, with the text and the fix."""
     text = _shorten(text)
-    here, there = _split_voices(text)
+    here, there = _split_local_remote(text)
     tables = (_LOCAL_FIRST, here), (_REMOTE, there), (_LOCAL, here)
     code, fix = next((found for each in tables if (found := _find(*each))), (FailureCode.INTERNAL, ""))
     reason = _essence(text) or "git printed no reason"
@@ -235,7 +235,7 @@ def from_rejection(summary: str, text: str) -> PublishError | None:
     text = _shorten(text)
     found = _REASON.search(summary)
     reason = found[1] if found else ""
-    said = _split_voices(text)[1]
+    said = _split_local_remote(text)[1]
     is_own = bool(_OWN_REASONS.fullmatch(reason)) and not _HOOK_ABORTED.search(said)
     if _MOVED.fullmatch(reason) or (is_own and _has(_MOVED_THERE, said)):
         return None
@@ -290,7 +290,7 @@ def _shorten(text: str) -> str:
     return f"{head}\n{tail.partition(chr(10))[2]}"
 
 
-def _split_voices(text: str) -> tuple[str, str]:
+def _split_local_remote(text: str) -> tuple[str, str]:
     """Return what git said here, and what the remote said, without the names that either mentions."""
     here: list[str] = []
     there: list[str] = []

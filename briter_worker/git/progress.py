@@ -19,7 +19,7 @@ The other commands also carry the remote's messages and its signs of life, which
 """
 _LFS_FILTERS = frozenset({"clean", "smudge", "filter-process"})
 _OPTIONS = 8
-"""A command's name is among so many of its first words."""
+"""Number of first words of a command line in which the command's name is looked for."""
 _COUNTER = re.compile(
     rb"(?:^|[\r\n])((?:remote: )?"
     rb"(?:Counting|Compressing|Writing|Receiving|Unpacking|Checking|Uploading LFS|Downloading LFS)"
@@ -30,7 +30,7 @@ _LINE = 200
 
 
 _SIGN_OF_LIFE = 4096
-"""A send queue of so many bytes holds objects; ssh's signs of life are smaller."""
+"""Bytes in a send queue from which on it holds objects; ssh's keepalive messages are smaller."""
 
 
 class Progress:

@@ -119,7 +119,7 @@ class GitPublisher:
         self._built: dict[str, list[FileChange]] = {}
         """Changes of the batch that was built last, by commit."""
         self._unfollowed: dict[str, tuple[Plan, str]] = {}
-        """Plans that landed in the tip beside them, which this side has no place to remember."""
+        """Landed plans, each with the remote's tip, whose base versions could not be stored; retried."""
         self._conflicts = Conflicts(self._repository, self.bases, self.identity, self.copies.read)
 
     @cached_property
@@ -251,7 +251,7 @@ class GitPublisher:
     ) -> tuple[list[Item], list[Outcome]]:
         """Return the claims' changes as edits of their bases, and the outcomes of claims that are not built.
 
-        A post that is scheduled meanwhile may have been read, and its time has not come.
+        A claim is released if one of its files was scheduled while the files were read.
         """
         held = scheduled()
         try:
@@ -522,9 +522,9 @@ class GitPublisher:
         return True
 
     def _discard(self, plan: Plan, landed: str | None) -> None:
-        """Forget a plan that is complete, or did not land; the receipts did not wait for this.
+        """Delete a plan and its private ref. `landed`: the remote's tip if that has the plan's commits.
 
-        Until this side has followed, the plan alone knows what the published files are edits of.
+        A landed plan stays until its base versions are stored: nothing else knows them.
         """
         repository, ref = self._repository, self._batch_ref(plan)
         moves: list[Move] = [(ref, None, None)] if repository.ref(ref) else []

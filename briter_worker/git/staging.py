@@ -56,7 +56,7 @@ ALL_TEXT = ("true", "input", "1")
 LARGE = 4 << 20
 """Git reads larger files, so that they are not kept in memory."""
 KEPT_BYTES = 32 << 20
-"""So many bytes of files are kept in memory until their commits are written; then the repository has them."""
+"""Bytes of files to keep in memory until their commits are written. More contents go to the repository."""
 _PROGRESS_STEP = 100
 _TRIES = 10
 _PAUSE_S = 0.02
@@ -283,7 +283,7 @@ class _Batch:
         for staged in batch:
             staged.gone = {path: None for path in staged.gone if path not in skipped}
             staged.ignore(sorted(ignored & staged.files.keys()), IGNORED)
-            staged.reject_barren(self._tree)
+            staged.reject_empty_folders(self._tree)
 
     def _start_attribute_check(self, batch: Iterable[Staged]) -> None:
         """Have git look for attributes of the files, if there are any, while the tree is read."""

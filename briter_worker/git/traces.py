@@ -51,11 +51,13 @@ def paths_in_history(repository: Repository, paths: Collection[str]) -> set[str]
     wanted = sorted(paths)
     if len(wanted) > _FEW_PATHS:
         wanted = sorted({path.partition("/")[0] for path in wanted})
-    limit = ["--max-count=1"] if len(wanted) == 1 == len(paths) else []
+    is_one_question = len(wanted) == 1 == len(paths)
+    limit = ["--max-count=1"] if is_one_question else []
     listed = repository.git.fields(*_LIST_NAMES, *limit, *tips, "--", *wanted)
-    found = {each.lstrip("\n") for each in listed}
-    above = {each for path in found for each in parents(path)}
-    return {path for path in paths if path in found or path in above}
+    found: set[str] = set()
+    for path in (each.lstrip("\n") for each in listed):
+        found.update((path, *parents(path)))
+    return found.intersection(paths)
 
 
 def list_stashes(git: Git, since: float) -> Iterator[Stash]:

@@ -103,7 +103,7 @@ async def readyz(request: Request) -> Response:
 
 
 class Readiness:
-    """Whether the queue can be used: one check at a time, in a thread of its own, for all who ask."""
+    """Checks whether the queue can be used: one check at a time, in its own thread, for all requests."""
 
     def __init__(self, shell: "Site | Cluster") -> None:
         self._shell = shell
