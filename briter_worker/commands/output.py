@@ -271,27 +271,26 @@ def _detail(key: str, value: object, now: float) -> str:
 
 def write_status(status: SiteStatus) -> None:
     """Print the status of a site."""
-    facts: list[tuple[str, object]] = [("state", status.headline().text)]
+    rows: list[tuple[str, object]] = [("state", status.headline().text)]
     for state, number in status.jobs.items():
         since = status.oldest[state]
-        facts.append((state, number if since is None else f"{number}, the oldest saved {ago(-since)}"))
-    where = f"{status.worktree} to " if status.worktree else ""
-    write_rows(
-        [
-            *facts,
-            ("next due", _due_text(status)),
-            ("worker", _worker_text(status)),
-            *([("paused", _pause_end(status.paused))] if status.paused else []),
-            *([("condition", status.condition)] if status.condition else []),
-            *([("fix", status.fix)] if status.fix else []),
-            *_local_commits(status),
-            ("quarantine", status.quarantined),
-            *((f"not a job: {name}", reason) for name, reason in status.stuck.items()),
-            ("mode", "dry run: nothing reaches the remote" if status.dry_run else "live"),
-            ("publishes", f"{where}{status.branch} on {status.remote}"),
-            ("queue", status.queue),
-        ]
-    )
+        rows.append((state, number if since is None else f"{number}, the oldest saved {ago(-since)}"))
+    rows.append(("next due", _due_text(status)))
+    rows.append(("worker", _worker_text(status)))
+    if status.paused:
+        rows.append(("paused", _pause_end(status.paused)))
+    if status.condition:
+        rows.append(("condition", status.condition))
+    if status.fix:
+        rows.append(("fix", status.fix))
+    rows += _local_commits(status)
+    rows.append(("quarantine", status.quarantined))
+    rows += [(f"not a job: {name}", reason) for name, reason in status.stuck.items()]
+    rows.append(("mode", "dry run: nothing reaches the remote" if status.dry_run else "live"))
+    place = f"{status.worktree} to " if status.worktree else ""
+    rows.append(("publishes", f"{place}{status.branch} on {status.remote}"))
+    rows.append(("queue", status.queue))
+    write_rows(rows)
 
 
 def _due_text(status: SiteStatus) -> str:

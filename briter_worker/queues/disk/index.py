@@ -208,17 +208,28 @@ class Index:
         post wait for longer than from now.
         """
         job, now = file.job, self._latest
-        saved_at = job.created_at if job.created_at <= now else min(file.stat.st_mtime_ns / 1e9, now)
-        earlier = []
-        is_known = known and (known.is_pending or known.problem) and known.job.slug == job.slug
-        if self.quiet.after_save and known and is_known:
-            earlier.append(known.job)
-            if known.job.created_at == job.created_at:
-                ends = [each for each in (job.quiet_until, known.job.quiet_until) if each is not None]
+        saved_at = job.created_at
+        if saved_at > now:
+            saved_at = min(file.stat.st_mtime_ns / 1e9, now)
+        earlier: list[Job] = []
+        overwritten = self._overwritten_save(job, known)
+        if overwritten is not None:
+            earlier.append(overwritten)
+            if overwritten.created_at == job.created_at:
+                ends = [each for each in (job.quiet_until, overwritten.quiet_until) if each is not None]
                 job = job.model_copy(update={"quiet_until": min(ends, default=None)})
         if first := (self._first_saves or {}).get(job.slug):
             job = job.model_copy(update={"first_saved_at": min(first, job.first_saved_at or first)})
         return replace(file, job=self.quiet.apply(job, saved_at, *earlier))
+
+    def _overwritten_save(self, job: Job, known: Entry | None) -> Job | None:
+        """Return the waiting save of the same post that the file had before, if posts have a quiet time."""
+        if known is None or not self.quiet.after_save:
+            return None
+        was_waiting = known.is_pending or known.problem
+        if was_waiting and known.job.slug == job.slug:
+            return known.job
+        return None
 
     def _compacted(self, job: Job) -> Job:
         """Return the job in half the memory: its attributes share their keys with those of the others."""
@@ -252,10 +263,7 @@ class Index:
         record = json.dumps(scheduled, sort_keys=True)
         with contextlib.suppress(OSError):  # a full disk stops no publication; the next look writes it
             if record != self._read_record():
-                self.record.parent.mkdir(mode=0o700, exist_ok=True)
-                with Folder.open(self.record.parent) as folder:
-                    folder.replace(self.record.name, record.encode())
-                    folder.sync()
+                _replace_durably(self.record, record)
             self._is_record_old = False
 
     def _read_first_saves(self) -> None:
@@ -280,10 +288,7 @@ class Index:
                 saves[slug] = min(first, saves.get(slug, first))
         with contextlib.suppress(OSError):  # as for the record
             if saves != self._stored_saves[1] and (saves or self._saves_file.exists()):
-                self._saves_file.parent.mkdir(mode=0o700, exist_ok=True)
-                with Folder.open(self._saves_file.parent) as folder:
-                    folder.replace(self._saves_file.name, json.dumps(saves, sort_keys=True).encode())
-                    folder.sync()
+                _replace_durably(self._saves_file, json.dumps(saves, sort_keys=True))
             self._stored_saves = (self.version, saves)
 
     @property
@@ -430,6 +435,14 @@ def save_of(job: Job) -> tuple[str, str, float, Status]:
 def list_job(where: str, job: Job, state: State) -> ListedJob:
     """Return the job for commands and pages, which read its document only if they show it."""
     return ListedJob(job, state, partial(_read_document, where, job), where)
+
+
+def _replace_durably(path: Path, text: str) -> None:
+    """Replace a file atomically, with its folder made if absent, so that the text survives a power cut."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with Folder.open(path.parent) as folder:
+        folder.replace(path.name, text.encode())
+        folder.sync()
 
 
 def _read_document(where: str, job: Job) -> Document:
