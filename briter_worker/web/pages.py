@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from briter_worker.actions import open_published
 from briter_worker.errors import one_line, sentence
 from briter_worker.git import undo
 from briter_worker.job import State
@@ -160,7 +159,7 @@ def post(
     if commit:
         if all(each.commit != commit for each in receipts):
             raise ProblemError(404, "this is no commit of the post")
-        with open_published(site.settings) as repository:
+        with site.repository() as repository:
             differences = undo.differences(repository, commit)
     return render(
         "post.html",
@@ -184,7 +183,7 @@ def picture(site: CurrentSite, commit: Commit, file: Text, *, before: bool = Fal
     of = [each for each in site.history.receipts(search=commit) if each.commit == commit]
     if all(file != change.path for each in of for change in each.changes):
         raise ProblemError(404, "no publication of this commit changed the picture")
-    with open_published(site.settings) as repository:
+    with site.repository() as repository:
         content = undo.file_of(repository, commit, file, before=before)
     return Response(content, media_type=mimetypes.guess_type(file)[0] or "image/webp")
 

@@ -59,6 +59,8 @@ MAX_UPLOADS = 2
 """Of one sender at the same time, as each takes memory; others wait for their turn."""
 MAX_REQUESTS = 3
 """Of one sender at the same time: an API token, a session, or a visitor's address; others wait."""
+MAX_WITH_REMOTES = 3
+"""Of all senders at the same time, where a remote is asked, which may not answer: other threads are free."""
 MAX_FIELDS = 100
 """Of a form."""
 MAX_HOOK_BYTES = 25 << 20
@@ -69,6 +71,8 @@ _PULL = re.compile(r"/api/(?:sites/[^/]+/)?pull")
 _UPLOAD = re.compile(r"/api/sites/[^/]+/jobs")
 _SITE = re.compile(r"/api/sites/([^/]+)/(?!doctor$).+|/sites/([^/]+)/events")
 """What API tokens open. The checks tell of the nodes, which are the operator's."""
+_ASKS_REMOTE = re.compile(r"/sites/[^/]+/(?:post|picture)")
+"""With a commit, these pages show what is in a clone."""
 _PUBLIC = ("/healthz", "/readyz", SIGN_IN)
 _AT_ONCE = re.compile(r"/healthz|/readyz|(?:/sites/[^/]+)?/events")
 """What has no turns: health checks wait for nothing, and live streams have limits of their own."""
@@ -278,6 +282,8 @@ class Guard:
             if answer is None and not _AT_ONCE.fullmatch(scope["path"]):
                 try:
                     await stack.enter_async_context(self._turn(scope))
+                    if _ASKS_REMOTE.fullmatch(scope["path"]) and b"commit=" in scope["query_string"]:
+                        await stack.enter_async_context(self._turns.of("remotes", MAX_WITH_REMOTES))
                 except ProblemError as refused:
                     answer = self._refuse(Request(scope), refused)
             await (answer or self._app)(scope, _limit(scope, receive), protected)

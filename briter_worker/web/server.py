@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
+import h11
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Path
 from fastapi.exceptions import RequestValidationError
@@ -60,6 +61,9 @@ HEADERS_S = 10.0
 """Time from the opening of a connection to the end of a request's headers."""
 READ_S = 30.0
 """Time in which a visitor has to read what is in the buffer of its connection."""
+MAX_SMALL_CHUNKS = 2000
+"""Of a request whose chunks have less than SMALL_CHUNK bytes on average."""
+SMALL_CHUNK = 64
 MAX_CONNECTIONS_PER_ADDRESS = 200
 """Of a visitor; a trusted proxy has as many as it needs."""
 _KEEP_ALIVE_S = 30
@@ -274,10 +278,7 @@ def _problem_of(error: Exception) -> ProblemError:
             text = "this page does not exist" if error.status_code == 404 else str(error.detail)  # noqa: PLR2004
             return ProblemError(error.status_code, text, headers=error.headers)
         case RequestValidationError():
-            wrong = [
-                {"where": ".".join(map(str, each["loc"])), "what": refusal_text(each)}
-                for each in error.errors()
-            ]
+            wrong = [_describe_refusal(each) for each in error.errors()]
             text = "; ".join(f"{each['where']}: {each['what']}" for each in wrong)
             return ProblemError(422, text, errors=wrong)
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), _UNEXPECTED)
@@ -286,18 +287,47 @@ def _problem_of(error: Exception) -> ProblemError:
     return ProblemError(status, *describe(error))
 
 
+def _describe_refusal(error: Any) -> dict[str, str]:  # noqa: ANN401
+    """Return where a value was, and what is wrong with it."""
+    source, *names = map(str, error["loc"])
+    if error["type"] == "json_invalid":  # the place is the number of a character
+        return {"where": source, "what": f"is no JSON: {error['ctx']['error']}, at character {names[0]}"}
+    if source == "header":  # with a colon, the name of a key looks like one with its value
+        return {"where": source, "what": f"{names[0]} {refusal_text(error)}"}
+    return {"where": ".".join([source, *names]), "what": refusal_text(error)}
+
+
 class Protocol(H11Protocol):
     """HTTP/1.1 that closes a connection of a slow visitor, or of a greedy address."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _chunks = _bytes = 0
+    """Parts of the request's body, and their length."""
     _stall: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the first request."""
         super().connection_made(transport)
+        self.conn.next_event = partial(self._count_chunk, self.conn.next_event)  # type: ignore[method-assign]
         self._expect_request(HEADERS_S)
         if len(self.connections) > MAX_CONNECTIONS_PER_ADDRESS and self._is_one_too_many():
             transport.close()
+
+    def _count_chunk(self, read: Callable[[], Any]) -> Any:  # noqa: ANN401 - an event of h11
+        """Return the next event of the request, whoever sends it. Raises RemoteProtocolError.
+
+        A quarter of a megabyte is read at once, and is parsed before any other request: as chunks of a byte
+        each, for three seconds.
+        """
+        event = read()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += 1
+            self._bytes += len(event.data)
+            if self._chunks > MAX_SMALL_CHUNKS and self._bytes < SMALL_CHUNK * self._chunks:
+                raise h11.RemoteProtocolError("the chunks of the body are too small")
+        return event
 
     def _is_one_too_many(self) -> bool:
         # Only behind a proxy, uvicorn wraps the application in what knows the trusted ones.

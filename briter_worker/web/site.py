@@ -25,8 +25,10 @@ from briter_worker.web.snapshot import CachedValue, Snapshot, in_background
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
 
     from briter_worker.events import Event
+    from briter_worker.git.repository import Repository
     from briter_worker.job import Document, Job
     from briter_worker.ports import ListedJob
     from briter_worker.settings import Settings
@@ -47,7 +49,8 @@ _LOCAL_COMMITS_S = 60.0
 _REQUEST = "requestDigest"
 """Key of a job that came with an Idempotency-Key: tells whether a later request is the same."""
 _PIECE = 1 << 16
-_one_key = threading.Lock()
+_REMOTE_MS = 20_000
+"""A page waits no longer for a remote that does not answer."""
 T = TypeVar("T")
 
 
@@ -76,6 +79,7 @@ class Site:
         self._complain = complain
         self._queue = wiring.open_queue(settings)
         self._queue_guard = threading.Lock()
+        self._one_key = threading.Lock()
         self._last: Snapshot | None = None
         self._snapshot = CachedValue(self._read_snapshot, "the queue", lifetime=0.1)
         self._commits = CachedValue(
@@ -223,7 +227,7 @@ class Site:
         try:
             document = client.compose(given.pop("slug"), given.pop("paths"), at=at, author=person, **given)
             # Two dashboards at once store the same job, under the same id.
-            with _one_key if key is not None else nullcontext():
+            with self._one_key if key is not None else nullcontext():
                 if key is not None:
                     request = _request_digest(body, contents)
                     job_id = _digest(f"{self._era()}{key}".encode("utf-8", "surrogatepass"))[:32]
@@ -273,6 +277,11 @@ class Site:
                 self.checked_at = time.time()
                 self.checks = in_background(self._examine)
             return self.checks
+
+    def repository(self) -> AbstractContextManager[Repository]:
+        """Open the repository for a page; in a cluster that asks the remote."""
+        shorter = {"git_timeout_ms": min(self.settings.git_timeout_ms, _REMOTE_MS)}
+        return actions.open_published(self.settings.model_copy(update=shorter))
 
     def _examine(self) -> Sequence[Finding]:
         try:

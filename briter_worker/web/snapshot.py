@@ -134,7 +134,7 @@ class Snapshot:
             texts = [_searched(row.job) for row in self.rows]
             self.texts[:] = texts
         found: Sequence[int] = range(len(texts))
-        for word in text.lower().split():
+        for word in dict.fromkeys(text.lower().split()):
             found = [index for index in found if word in texts[index]]
         return [self.rows[index] for index in found]
 

@@ -268,6 +268,23 @@ def test_what_cannot_be_published_is_refused_with_the_reason(
     assert dashboard.json("/api/sites/blog/jobs")["total"] == 0
 
 
+def test_a_request_that_is_refused_is_told_what_is_wrong_with_it(dashboard: Dashboard) -> None:
+    job = {"slug": "hello", "contents": {"content/a.md": encoded("a")}}
+    headers = {"Content-Type": "application/json"}
+    for body, more, told in (
+        (
+            json.dumps(job),
+            {"Idempotency-Key": ""},
+            "header: idempotency-key must be a text that is not empty",
+        ),
+        (json.dumps({**job, "contents": {}}), {}, "body.contents: must be a JSON object that is not empty"),
+        ("{", {}, "body: is no JSON: Expecting property name enclosed in double quotes, at character 1"),
+    ):
+        answer = dashboard.api.post("/api/sites/blog/jobs", content=body, headers=headers | more)
+        assert answer.status_code == 422
+        assert answer.json()["detail"].startswith(told)
+
+
 def test_the_api_of_a_cluster_keeps_to_its_description(dashboard: Dashboard, database: Database) -> None:
     save(database, "blog", "later", scheduledFor=LATE)
     save(database, "blog", "broken", status="failed", failure="rejected", lastError="refused")

@@ -5,18 +5,20 @@ from __future__ import annotations
 import base64
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 import psutil
 import psycopg
 import pytest
-from dashboards import Dashboard, serving
+from dashboards import TOKEN, Dashboard, serving, sign_in
 
 from briter_worker.cluster import tokens
 from briter_worker.cluster.sites import Site as Registered
@@ -91,6 +93,13 @@ class Watch:
             self.grown = max(self.grown, self._process.memory_info().rss - self._before)
 
 
+def _status(visitor: httpx.Client, path: str) -> int:
+    try:
+        return visitor.get(path).status_code
+    except httpx.TransportError:
+        return 0
+
+
 def together(number: int, ask: Callable[[], Any]) -> list[Any]:
     with ThreadPoolExecutor(number) as pool:
         return [each.result() for each in [pool.submit(ask) for _ in range(number)]]
@@ -147,3 +156,47 @@ def test_searches_of_one_token_keep_nobody_else_waiting(dashboard: Dashboard, da
         assert watch.slowest < 2, "0.1 s where nothing else runs"
         slow.rollback()
         assert {each.result().status_code for each in asked} == {200}
+
+
+def test_remotes_that_do_not_answer_leave_threads_for_everybody_else(
+    dashboard: Dashboard, database: Database
+) -> None:
+    commit, changes = "a" * 40, '[["content/a.png", 1, 1, false]]'
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as silent, database.connection() as connection:
+        remote = f"http://127.0.0.1:{silent.getsockname()[1]}/r.git"
+        connection.execute("UPDATE sites SET remote = %s WHERE name = 'blog'", (remote,))
+        connection.execute(
+            "INSERT INTO attempts (site, job_id, slug, outcome, commit, changes)"
+            " VALUES ('blog', 'j', 's', 'published', %s, %s)",
+            (commit, changes),
+        )
+        visitors = [dashboard.visitor() for _ in range(3)]
+        for each in visitors:
+            sign_in(each, TOKEN)
+        picture = f"/sites/blog/picture?commit={commit}&file=content/a.png"
+        with ThreadPoolExecutor(9) as pool:
+            asked = [pool.submit(_status, visitor, picture) for visitor in visitors for _ in range(3)]
+            time.sleep(1)
+            began = time.monotonic()
+            assert dashboard.json("/api/sites")["total"] == 2
+            assert dashboard.page.get("/").status_code == 200
+            assert time.monotonic() - began < 3
+            assert not all(each.done() for each in asked)
+            dashboard.process.kill()
+
+
+def test_a_stranger_who_sends_a_body_byte_by_byte_stops_nobody(dashboard: Dashboard) -> None:
+    head = b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    def send() -> bytes:
+        with socket.create_connection(("127.0.0.1", dashboard.port), timeout=30) as client:
+            with suppress(OSError):  # it was refused, and closed, before all of it was sent
+                client.sendall(head + b"1\r\na\r\n" * 200_000)
+            with suppress(OSError):
+                return client.recv(12)
+        return b""
+
+    with Watch(dashboard) as watch:
+        answers = together(4, send)
+    assert set(answers) <= {b"HTTP/1.1 400", b""}
+    assert watch.slowest < 1.5, "0.2 s where nothing else runs"
