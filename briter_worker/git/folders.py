@@ -45,9 +45,13 @@ class Folders:
     def __init__(self, root: Path) -> None:
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._folder, self._open = "", os.dup(self._root)
+        self._walked: list[tuple[str, int]] = []
+        """The folders of a walk that are open, each below the one before."""
 
     def close(self) -> None:
         """Close every folder."""
+        for _, descriptor in self._walked:
+            os.close(descriptor)
         os.close(self._open)
         os.close(self._root)
 
@@ -61,6 +65,18 @@ class Folders:
             os.close(self._open)
             self._folder, self._open = folder, found
         return self._open
+
+    def walk_to(self, folder: str) -> int:
+        """Return the descriptor of a folder, as `open` does, for a walk: each folder before those in it.
+
+        The folders above stay open, so that each folder is opened once, however deep it is.
+        """
+        while self._walked and not is_inside(self._walked[-1][0], folder):
+            os.close(self._walked.pop()[1])
+        above, descriptor = self._walked[-1] if self._walked else ("", self._root)
+        found = descend(descriptor, folder.removeprefix(above).strip("/"), _open_folder)
+        self._walked.append((folder, found))
+        return found
 
     def status(self, path: str) -> os.stat_result | None:
         """Return the status of what is at the path, a link itself; None where nothing is."""

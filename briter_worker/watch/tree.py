@@ -165,7 +165,7 @@ def _list(folders: Folders, folder: str) -> tuple[dict[str, bytes], list[str]]:
     found: dict[str, bytes] = {}
     below: list[str] = []
     pack = _STAMP.pack
-    with os.scandir(folders.open(folder)) as entries:
+    with os.scandir(folders.walk_to(folder)) as entries:
         for entry in entries:
             try:
                 each = entry.stat(follow_symlinks=False)
