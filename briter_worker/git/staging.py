@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from briter_worker.allowlist import PathRefusedError, Refusal, is_inside, normalized, parents
 from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.git.checkout import Checkout
+from briter_worker.git.command import CommandTimeoutError
 from briter_worker.git.commits import write_blobs
 from briter_worker.git.folders import (
     Folders,
@@ -224,6 +225,8 @@ class _Batch:
     _has_attributes: bool = False
     _filtered: set[str] = field(default_factory=set)
     """Paths whose contents git changes on their way in."""
+    _with_program: set[str] = field(default_factory=set)
+    """Paths whose contents a program of the site's changes on their way in: a clean filter."""
     _lfs: set[str] = field(default_factory=set)
     _kept: list[Entry] = field(default_factory=list)
     """The files with their contents, which the repository may lack."""
@@ -384,6 +387,8 @@ class _Batch:
         for path, attribute, value in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
             if value not in ("unspecified", "unset"):
                 self._filtered.add(path)
+            if attribute == "filter" and value not in ("unspecified", "unset"):
+                self._with_program.add(path)
             if (attribute, value) == ("filter", "lfs"):
                 self._lfs.add(path)
 
@@ -412,6 +417,30 @@ class _Batch:
 
     def _add_to_index(self, paths: Sequence[str]) -> dict[str, str]:
         """Add the files to an index of their own, as `git add` does; return the blobs.
+
+        A filter that fails concerns its own file alone. What the filter prints decides nothing: git does not
+        tell these words from its own, and says of a filter that cannot be started that "the remote hung up".
+        """
+        try:
+            return self._add_all_to_index(paths)
+        except CommandTimeoutError:
+            raise
+        except PublishError:
+            if self._with_program.isdisjoint(paths):
+                raise
+        found = self._add_all_to_index([path for path in paths if path not in self._with_program])
+        for path in self._with_program.intersection(paths):
+            self._git.check_running()
+            try:
+                found |= self._add_all_to_index([path])
+            except CommandTimeoutError:
+                raise
+            except PublishError as error:
+                self._read[path] = _unfiltered(path, error)
+        return found
+
+    def _add_all_to_index(self, paths: Sequence[str]) -> dict[str, str]:
+        """Add the files to an index of their own; return the blobs.
 
         `git hash-object` sees neither attributes nor line endings of what is committed. The index holds the
         paths' own entries only: elsewhere in the tree there may be something that git refuses.
@@ -488,6 +517,13 @@ class _Batch:
         more = f" (and {len(rejected) - 3} more)" if len(rejected) > 3 else ""  # noqa: PLR2004
         fixes = dict.fromkeys(refusal.fix for _, refusal in shown)
         return f"none of its paths may be published: {first}{more}", "; ".join(fixes)
+
+
+def _unfiltered(path: str, error: PublishError) -> PublishError:
+    """Return the failure of one file whose filter failed."""
+    code = error.code if error.code is FailureCode.DISK else FailureCode.UNSETTLED
+    fix = "correct or install the filter's program: git check-attr filter -- FILE names the filter"
+    return PublishError(code, f"the filter of {path} failed: {error.message}", fix)
 
 
 def _first_saved_at(job: Job) -> float:

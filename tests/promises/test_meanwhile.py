@@ -89,6 +89,21 @@ def test_a_post_that_is_rewritten_while_its_neighbour_is_read_is_read_again(site
     assert site.remote_file("content/posts/a.md") == "newer\n"
 
 
+@pytest.mark.parametrize("kind", ["clean", "process"])
+def test_a_filter_that_fails_stops_no_other_post_whatever_it_prints(site: Site, kind: str) -> None:
+    site.git("config", f"filter.odd.{kind}", "echo fatal: connection refused >&2; exit 3")
+    site.git("config", "filter.odd.required", "true")
+    site.write_post(".gitattributes", "*.odd filter=odd\n")
+    save(site, "a")
+    site.write_post("content/posts/b.odd", "b\n")
+    site.save("b", ["content/posts/b.odd"])
+    result = site.run_once()
+    assert_published(site, result, "a")
+    reason = assert_put_off(site, result, FailureCode.UNSETTLED, slug="b", kind=FailureClass.TRANSIENT)
+    assert "the filter of content/posts/b.odd failed" in reason
+    assert "git check-attr" in site.job("b")["fix"]
+
+
 def test_a_path_that_is_missing_and_untracked_waits_and_the_others_are_published(site: Site) -> None:
     save(site, "a")
     site.save("a", ["content/posts/a.md", "content/posts/never.md"], createdAt="2039-01-01T00:00:00Z")
