@@ -523,6 +523,10 @@ class PostWatcher:
                 each.look_at = now + _UNREADABLE_RETRY_S
                 text = f"{path} cannot be read: {seen.problem}. The other posts are not affected"
                 self._warn_once(text, "let the worker's user read the file")
+            case Kind.OTHER if known is not None:
+                del self._pending[path]
+                text = f"{path} is, or is below, a link or a special file now; the remote keeps what it has"
+                self._warn_once(text, "put the file itself there, or remove it")
             case _:
                 del self._pending[path]
         return None

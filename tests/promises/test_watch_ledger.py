@@ -224,6 +224,20 @@ def test_a_folder_in_the_place_of_a_file_and_the_reverse_are_one_job_each(site: 
         assert watched.saved[-1][1].keys() == {f"content/posts/{name}", f"content/posts/{name}/index.md"}
 
 
+def test_a_post_that_became_a_link_is_named_once_and_published_when_it_is_a_file(site: Site) -> None:
+    post = site.worktree / POST
+    with watching(site) as watched:
+        for _ in range(2):
+            post.unlink()
+            post.symlink_to("elsewhere.md")
+            assert watched.settle() == []
+        (said,) = watched.warnings
+        assert f"{POST} is, or is below, a link" in said
+        post.unlink()
+        post.write_text("a file again\n")
+        assert watched.settle() == ["posts/welcome"]
+
+
 # 15. Without a tracking ref
 
 
