@@ -360,7 +360,7 @@ def _run(
         max_attempts=settings.worker_max_attempts,
         dry_run=settings.worker_dry_run,
         co_authors=settings.git_co_authors,
-        declared_earlier=partial(_declared_earlier, queue, earlier),
+        declared_earlier=partial(declared_earlier, queue, earlier),
         stopping=stop.is_set,
     )
     puller = _open_puller(settings, order, copies, queue, emit)
@@ -392,7 +392,7 @@ def _run(
     return 1 if once and (counts.failed or counts.undecided) else 0
 
 
-def _declared_earlier(
+def declared_earlier(
     queue: DiskQueue, saves: EarlierSaves, job: Job, paths: Collection[str]
 ) -> Collection[str]:
     """Return which of these paths a dead letter or a receipt of the post declared, if that can be read."""

@@ -102,6 +102,8 @@ class CheckedHistory(RuleBasedStateMachine):
             assert not save.refused, f"it should have been refused: {event}"
             if isinstance(event, seen.Published) and event.dry_run:
                 save.is_tried, save.attempts = True, event.attempt - 1
+            elif isinstance(event, seen.Published) and event.waiting_paths:
+                save.attempts, save.deaths = event.attempt - 1, 0  # the rest belongs to a scheduled post
             else:
                 save.fate = Fate.DONE
             return
@@ -117,6 +119,7 @@ class CheckedHistory(RuleBasedStateMachine):
         code = "nopaths" if isinstance(event, seen.NoPaths) else event.failure
         known = self.model.may_fail_with(save, code) or (code == "nopaths" and self._asks_for_nothing(save))
         known = known or (code == "nopaths" and self._is_published_since(save))
+        known = known or (code == "missing" and self._was_never_there(save))
         assert known, f"this cannot be what went wrong: {event}"
         save.deaths = 0
         if isinstance(event, seen.Failed):
@@ -131,6 +134,12 @@ class CheckedHistory(RuleBasedStateMachine):
         """Return True if the folder has no post, here or in git: a link is left, which is refused."""
         tracked = self.site.git("ls-tree", "-r", "--name-only", "main", "content/posts/").splitlines()
         return save.paths == (str(PurePosixPath(LINK).parent),) and not self.existing_posts() and not tracked
+
+    def _was_never_there(self, save: Save) -> bool:
+        """Return True if the remote never had one of the save's files, which is not here either."""
+        absent = [path for path in save.paths if not (self.site.worktree / path).exists()]
+        had = (git(self.remote.repository, "log", "-1", "--format=%H", "main", "--", path) for path in absent)
+        return not all(had)
 
     def _is_published_since(self, save: Save) -> bool:
         """Return True if a newer save was published: what is left of a dead letter is what was refused."""
@@ -236,7 +245,7 @@ class CheckedHistory(RuleBasedStateMachine):
                 foot = last_line(there[path])
                 assert foot == self.model.feet[path], f"somebody else's edit of {path} was reverted"
         for slug, code in letters.items():
-            assert code in REFUSED, f"{slug} is still a dead letter: {code}"
+            assert code in REFUSED | {"missing"}, f"{slug} is still a dead letter: {code}"
         kept = [file.read_bytes() for file in self.site.quarantine.glob("*")]
         for name, content in self.torn.items():
             assert content in kept, f"a quarantined file is gone: {name}"

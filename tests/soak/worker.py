@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ from briter_worker.git.staging import Staging, WorkTreeCopies
 from briter_worker.plugins import Plugins
 from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
+from briter_worker.sinks.earlier import EarlierSaves
+from briter_worker.sinks.store import SqliteStore
+from briter_worker.wiring import declared_earlier
 from briter_worker.worker import Stop, Worker
 from soak.report import IN_MEMORY
 
@@ -194,7 +198,13 @@ class LocalSite(Site):
             still_ours=lambda: True,
         )
         queue: Any = _MortalQueue(self.open_queue(clock, dry_run=dry_run), crash)
-        sink = _Sink(emit, crash)
+        earlier = EarlierSaves(SqliteStore(self.storage / "history.db"), clock)
+
+        def remember(event: Event) -> None:
+            earlier.store([event])
+            emit(event)
+
+        sink = _Sink(remember, crash)
         drain = Drain(
             queue=queue,
             publisher=lambda: publisher,
@@ -203,6 +213,7 @@ class LocalSite(Site):
             backoff=Backoff(DELAYS),
             max_attempts=MAX_ATTEMPTS,
             dry_run=dry_run,
+            declared_earlier=partial(declared_earlier, queue, earlier),
             stopping=lambda: False,
             clock=clock,
         )
