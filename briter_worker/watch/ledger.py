@@ -148,7 +148,8 @@ class Ledger:
     def put(self, changes: Mapping[str, Known | None]) -> None:
         """Store what was handed over; None for a file that is gone."""
         gone = [_split(path) for path, known in changes.items() if known is None]
-        rows = [_row(path, known) for path, known in changes.items() if known is not None]
+        # Not in a list: the first start stores the stamps of all files.
+        rows = (_row(path, known) for path, known in changes.items() if known is not None)
         self._change(rows=rows, gone=gone)
 
     def _query(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
@@ -160,7 +161,7 @@ class Ledger:
     def _change(
         self,
         *statements: str,
-        rows: Collection[tuple[object, ...]] = (),
+        rows: Iterable[tuple[object, ...]] = (),
         gone: Collection[tuple[str, str]] = (),
     ) -> None:
         try:
