@@ -320,7 +320,8 @@ class _Batch:
     def _judge(self, outcomes: Sequence[Outcome]) -> list[Judgement]:
         """Return for each outcome whether its job is done, has failed, or waits for declared paths.
 
-        A missing path may be of an earlier save, which a receipt shows. Only paths without a receipt are
+        A missing path may be of an earlier save, which a receipt shows. `watch` and `undo` declare only files
+        that they have seen, so that a draft of theirs that is gone is never missing. Only other paths are
         looked up in the remote's history, all at once: git reads the history for long.
         """
         unsure: dict[str, list[str]] = {}
@@ -328,8 +329,8 @@ class _Batch:
             job = self.open[outcome.key].job
             is_done = outcome.result in {Result.PUBLISHED, Result.UNCHANGED}
             if is_done and outcome.missing and job.type == GIT_SYNC:
-                earlier = self._drain.declared_earlier(job, outcome.missing)
-                unsure[outcome.key] = [path for path in outcome.missing if path not in earlier]
+                known_saves = {*job.paths_of_programs, *self._drain.declared_earlier(job, outcome.missing)}
+                unsure[outcome.key] = [path for path in outcome.missing if path not in known_saves]
         known = self._ever_had({path for paths in unsure.values() for path in paths})
         judgements = []
         for outcome in outcomes:

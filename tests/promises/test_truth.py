@@ -247,6 +247,14 @@ def test_what_somebody_knew_and_is_gone_is_no_failure(site: Site, before: Callab
     assert site.jobs() == []
 
 
+@pytest.mark.parametrize("program", ["watch", "undo"])
+def test_a_draft_that_only_a_program_of_ours_has_seen_is_no_failure(site: Site, program: str) -> None:
+    site.save("a", [NEVER], madeBy=program)
+    result = site.run_once()
+    only(result, "nochange")
+    assert site.jobs() == []
+
+
 def test_a_mistyped_path_stays_missing_however_often_it_is_saved(site: Site) -> None:
     save(site, "a")
     site.run_once()
