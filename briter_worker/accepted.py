@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _PREFIX = "Value error, "
-"""What pydantic puts before the message of a ValueError of ours."""
+"""Begins pydantic's message for a ValueError of ours."""
 _ACCEPTED = {
     "bool": "true or false",
     "int": "a whole number",

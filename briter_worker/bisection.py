@@ -49,7 +49,7 @@ class Bisection:
         self._has_passed = False
         self._timeouts = 0
         self._refused: list[tuple[Verdict, Failure]] = []
-        """What was refused alone before any push passed, with the site's condition that it may stand for."""
+        """Claims refused alone before any push passed, each with the site's condition it may stand for."""
         self._condition: Failure | None = None
         """The site's condition, if the push of the rest is refused as well."""
 

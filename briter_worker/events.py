@@ -43,7 +43,7 @@ class JobEvent(Event):
 
 
 class DeclaredSave(NamedTuple):
-    """What an unpublished save of a post declared, without paths that nobody ever had."""
+    """Paths that an unpublished save of a post declared, without those that nobody ever had."""
 
     job_id: str
     slug: str

@@ -1,4 +1,4 @@
-"""What a job declares and its push did not publish, and what becomes of that.
+"""Decide what becomes of declared paths that a push did not publish.
 
 Success is said only of what is known. A declared path that nobody ever had is tried again after the first two
 delays; a file that a scheduled job or a stash holds back keeps its job waiting, at no attempt.

@@ -256,7 +256,7 @@ class Publisher(Protocol):
 
 
 class Remainder(NamedTuple):
-    """What a claim declares and its commit lacks, as an outcome has it; of a stored plan, a list."""
+    """Paths that a claim declares and its commit lacks, as an outcome has them; of a stored plan, a list."""
 
     rejected_paths: Sequence[str] = ()
     missing: Sequence[str] = ()

@@ -15,7 +15,7 @@ _PRODUCERS_KEYS = (
 _PRODUCERS_OWN = frozenset({"uid", "_id", "path", "authors", "types"})
 """Keys that a CMS has for purposes of its own."""
 _SYNONYMS = frozenset({"publishat", "scheduledat", "publishdate", "publishon"})
-"""What producers call the time of a scheduled post, in plain spelling."""
+"""Names that producers give the time of a scheduled post, in plain spelling."""
 _SHORTEST = 3
 """Two shorter keys that differ by one letter are different words."""
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _TRIES = 3
 _OTHERS_S, _OTHERS_POLL_S = 0.3, 0.005
-"""How long to wait for other gits that may have read the branch before it moved."""
+"""Time to wait for other gits that may have read the branch before it moved."""
 _OTHERS_AGE_S = 2.0
 """An older one waits for an editor or a network, and has long read what it needs."""
 _EXECUTABLE = "100755"

@@ -33,7 +33,7 @@ _OPEN_PIPE_S = 0.5
 
 
 class Limits(NamedTuple):
-    """How long a command may take, in seconds."""
+    """Limits of one command, in seconds."""
 
     idle: float
     """Without progress."""

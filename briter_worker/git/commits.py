@@ -33,7 +33,7 @@ _WRITE_BLOBS = (*FAST_IMPORT, "--depth=0")
 """Differs from FAST_IMPORT, which may run ahead for the commits. Does not look for deltas between blobs."""
 _IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
 _PLAIN = re.compile(rb"(?![\0- .,:;\"'\\])[^<>\n]+(?<![\0- .,:;\"'\\])")
-"""What every git records as it is. From other names, `git commit` drops marks: full stops until git 2.44."""
+"""Names that every git records as they are. From others, `git commit` drops marks: full stops until 2.44."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ _REMOTE = r"""
     auth       write access to repository not granted|do(?:es)? not have write access
     address    (?:repository|project) (?:'[^']*' )?(?:was )?not found|could not be found|does not exist
 """
-"""What git at the other end says, and what hosts say before they take a push."""
+"""Phrases of git at the other end, and of hosts before they take a push."""
 _LOCAL = r"""
     network    could not resolve (?:host|proxy)(?:name)?|name or service not known|name resolution
     network    connection (?:refused|reset|timed out|closed|was closed)|network is unreachable
@@ -141,7 +141,7 @@ _UNPACKING = r"""
     large      pack exceeds maximum allowed size
     content    fsck error
 """
-"""What git's own unpacking says of the contents: no hook has run by then."""
+"""Phrases of git's own unpacking about the contents: no hook has run by then."""
 _SENTENCES = r"""
     branch     GH006|protected branch hook declined|cannot update this protected (?:branch|ref)
     branch     changes must be made through a pull request|required status checks?
@@ -186,7 +186,7 @@ _OWN_REASONS = re.compile(
     "|(?:fail to run|no) proc-receive hook|Up-to-date check failed"
     "|Working directory has (?:un)?staged changes|Could not update working tree to new HEAD"
 )
-"""What git's own receive-pack reports of a ref, but for what its hooks decide."""
+"""Reasons that git's own receive-pack gives for a ref, without those of its hooks."""
 _HOOK_ABORTED = re.compile("aborted by (?:the reference-transaction )?hook")
 _NOT_BARE = re.compile("checked out|deletion|shallow|staged changes|Up-to-date check|working tree")
 _BARE = "publish to a bare repository that accepts the branch, or configure another branch"

@@ -1,4 +1,4 @@
-"""Whether a running git command progresses: it moves objects, or its own counters rise."""
+"""Measure the progress of a running git command: bytes of objects, and git's own counters."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Repository:
         self.fetched_ref = f"{self.own_refs}/fetched"
         self.refs = Refs(git, self.branch_ref, self.tracking_ref, self.own_refs)
         self._looked: _Look | None = None
-        """When the site was checked, and the index then."""
+        """Time of the last check of the site, and the index then."""
         self._listed: tuple[str, dict[str, Entry | None]] = ("", {})
         """A commit, and what its tree has at the paths asked for so far."""
         self._last_built: tuple[str, str] | None = None

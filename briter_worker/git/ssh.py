@@ -79,7 +79,7 @@ def find_destination(url: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Ssh:
-    """How git reaches one remote by ssh. Connections are shared by what is equal here."""
+    """Way in which git reaches one remote by ssh. Equal ways share connections."""
 
     command: str
     """Command line for a shell, with the key and all options."""
@@ -171,7 +171,7 @@ class SshConnections:
         self._idle: list[tuple[Ssh, SshConnection]] = []
         """The most recently used last."""
         self._asked: dict[Ssh, tuple[float, bool]] = {}
-        """When ssh was asked for its configuration, and whether a connection may be kept."""
+        """Time at which ssh was asked for its configuration, and True if a connection may be kept."""
         self._parent = _find_parent()
         if self._parent is not None:
             self._end_abandoned(self._parent)

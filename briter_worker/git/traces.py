@@ -1,4 +1,4 @@
-"""What git knows of declared paths beside the remote's tip: history, stashes, and what git itself wrote."""
+"""Traces of declared paths in git beside the remote's tip: history, stashes, files that git wrote."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIST_NAMES = (
 """`--full-history`: git leaves out a branch that added and deleted a file. `-m`: names of merges, too."""
 _STASH_FORMAT = ("--no-show-signature", "--format=%H %ct %P")
 _AUTOSTASH = "MERGE_AUTOSTASH"
-"""What `git merge --autostash` has stashed until it ends."""
+"""The stash of `git merge --autostash` until the merge ends."""
 _NO_UNTRACKED_PARENTS = 2
 
 

@@ -1,4 +1,4 @@
-"""What earlier saves of a post declared that were never published: a file that they knew is not missing.
+"""Remember what unpublished saves of a post declared: a file that they knew is not missing.
 
 Of published saves the remote's history tells. The others have ended in failures, newer saves and
 cancellations, each of which is an event with the paths that its job declared.

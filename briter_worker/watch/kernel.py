@@ -1,4 +1,4 @@
-"""Where to look: the kernel's events below some folders; where there are none, everywhere at intervals."""
+"""Say where to look: by the kernel's events, or everywhere at intervals where there are none."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ _MOUNTS = "/proc/self/mountinfo"
 
 
 class Writer(Enum):
-    """What the events tell of the program that wrote a file last."""
+    """State of the program that wrote a file last, as events tell it."""
 
     CLOSED = auto()
-    """It has closed the file."""
+    """The program has closed the file."""
     MOVED = auto()
     """The file was renamed, most often after it was closed."""
     WRITING = auto()
-    """It has written, and not closed the file since."""
+    """The program has written, and not closed the file since."""
     UNKNOWN = auto()
 
 
 @dataclass(slots=True)
 class Look:
-    """Where something may have changed."""
+    """Places in which something may have changed."""
 
     paths: dict[str, Writer] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)

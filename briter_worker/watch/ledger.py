@@ -51,7 +51,7 @@ class Version(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the ledger has of one path."""
+    """Entry of one path in the ledger."""
 
     version: Version
     stamp: bytes = UNPROVEN

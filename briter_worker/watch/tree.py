@@ -32,7 +32,7 @@ _SECOND_NS = 1_000_000_000
 
 
 class Kind(Enum):
-    """What a look at a path found."""
+    """Kind of thing found at a path."""
 
     FILE = auto()
     """A regular file that no program has open for writing, as far as anybody can tell."""
@@ -50,7 +50,7 @@ class Kind(Enum):
 
 
 class Seen(NamedTuple):
-    """What is at a path."""
+    """State of one path."""
 
     kind: Kind
     version: Version | None = None
@@ -63,7 +63,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs from the ledger."""
+    """Differences from the ledger."""
 
     paths: set[str]
     unreadable: dict[str, str]

@@ -53,7 +53,7 @@ _AGAIN_NAME = "watch.again"
 STILL_S = 0.015
 """A closed file is read when it had no event for this long."""
 LONGEST_STILL_S = 0.2
-"""It is read so long after it was closed first at the latest, if it is closed then."""
+"""Longest time from the first close of a file to its read, if the file is closed then."""
 GONE_S = 1.0
 """A file that is gone, or empty, may come back: many programs save so. A rename may take so long."""
 ARRIVAL_S = 0.5
@@ -146,7 +146,7 @@ class PostWatcher:
     _tree: Tree | None = field(default=None, init=False)
     _lock: filelock.BaseFileLock | None = field(default=None, init=False)
     _named: set[str] = field(default_factory=set, init=False)
-    """What was reported already."""
+    """Reports that were made already."""
     _is_starting: bool = field(default=True, init=False)
     """Nothing was compared yet."""
     _resting: str = field(default="", init=False)

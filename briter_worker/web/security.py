@@ -75,7 +75,7 @@ _ASKS_REMOTE = re.compile(r"/sites/[^/]+/(?:post|picture)")
 """With a commit, these pages show what is in a clone."""
 _PUBLIC = ("/healthz", "/readyz", SIGN_IN)
 _AT_ONCE = re.compile(r"/healthz|/readyz|(?:/sites/[^/]+)?/events")
-"""What has no turns: health checks wait for nothing, and live streams have limits of their own."""
+"""Paths without turns: health checks wait for nothing, and live streams have limits of their own."""
 _FOR_PROGRAMS = ("/api/", "/events", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 ACTOR = ContextVar("ACTOR", default="dashboard")

@@ -102,7 +102,7 @@ class Index:
     _recorded: dict[str, Any] | None = None
     """The record, while one look needs it."""
     _first_saves: dict[str, float] | None = None
-    """When the posts in their quiet time were saved first, by slug, as an earlier process knew it.
+    """Times of the first saves of posts in their quiet time, by slug, as an earlier process knew them.
 
     Read before the first look; empty after it. A CMS may have written over the files since.
     """
